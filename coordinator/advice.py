@@ -1,8 +1,9 @@
 """Off-policy advisor: advice for all nodes from what learners measured about each source of groups.
 
 Invariant: only reports of established nodes count, each party has one vote, and one vote cannot move a median of three
-or more. Every change is returned as a log entry, and advice only ever tightens what a node allows itself: local limits
-win at the node. It never asks for less than one step of age, so no advice shuts out the data of others.
+or more beyond the range of the other votes. Every change is returned as a log entry, and advice only ever tightens what
+a node allows itself: local limits win at the node. The advised age bound is at least one step, unless the run's own
+bound is 0.
 
 Two remedies for two causes. Data that is *late* (edges whose mean age is at least one step) is cured by a
 lower lag bound; data of a policy that has become *different* is cured by drawing less of that source.
@@ -29,9 +30,9 @@ _LEARNER: Final = GuardLimits()  # the one home of the thresholds that both side
 class AdvisorLimits:
     """Thresholds of the advisor, on one ladder with those of a learner's own guard (`GuardLimits`).
 
-    From worst to best: alarm, intervene, tight. A learner tightens at `tight` by itself; the advisor intervenes for
-    everyone only where the median learner is still off after that, and lets go where no learner's guard would object.
-    Between `intervene` and `tight` nothing changes: the hysteresis.
+    From worst to best: alarm, intervene, tight. A learner's guard acts at `tight` by itself. The advisor lowers the lag
+    bound for all nodes only if the median over parties is worse than `intervene`, and raises it again only if the
+    median is better than `tight`. In between the bound stays as it is: hysteresis.
     """
 
     window_s: float = 120.0  # reports older than this no longer count
@@ -68,7 +69,7 @@ class AdviceChange:
     reason: str
 
     def sentence(self) -> str:
-        """The change as a person reads it."""
+        """The change as a line of text for people."""
         name = {"max_age_steps": "age bound (steps)", "state": "advice", "weight": "weight"}.get(self.what, self.what)
         return f"{name}: {self.before} -> {self.after} ({self.reason})"
 
@@ -97,7 +98,14 @@ class OffPolicyAdvisor:
         limits: AdvisorLimits | None = None,
         parties: Parties | None = None,
     ) -> None:
-        """`parties`: decides which nodes are established, and which keys are one party; None: all, each its own."""
+        """Starts without advice.
+
+        Args:
+            base_max_age_steps: lag bound of the run, which the advice never exceeds.
+            limits: thresholds; None for the defaults.
+            parties: decides which nodes are established and which keys are one party; with None every node is
+                established and is its own party.
+        """
         self._base = base_max_age_steps
         self._parties = parties or Parties()
         self._limits = limits or AdvisorLimits()
@@ -107,17 +115,20 @@ class OffPolicyAdvisor:
 
     @property
     def state(self) -> str:
-        """ok, tightened or alarm."""
+        """State of the advice: ok, tightened or alarm."""
         return self._advised.state
 
     @property
     def max_age_steps(self) -> int | None:
-        """The advised lag bound; None while there is no opinion."""
+        """The advised lag bound in steps; None if there is no opinion."""
         return self._advised.max_age_steps
 
     def report(self, reporter: NodeId, edges: tuple[EdgeReport, ...], now_s: float) -> None:
-        """Takes the newest figures of one learner in place of its last ones, so that it never holds more than
-        one message's worth. What it says of itself, what is not finite, and what a newcomer says is ignored."""
+        """Replaces the edges of one learner with those of its newest report.
+
+        Ignores every edge of a reporter that is not established, edges whose source is the reporter itself, edges
+        without groups, figures out of range (`is_usable`), and new sources beyond `MAX_SOURCES`.
+        """
         self.forget(reporter)
         if not self._parties.is_established(reporter):
             return
@@ -131,30 +142,30 @@ class OffPolicyAdvisor:
             self._sources_of.setdefault(reporter, []).append(edge.source)
 
     def forget(self, node_id: NodeId) -> None:
-        """Drops what a node reported; it left."""
+        """Drops the edges that a node reported."""
         for source in self._sources_of.pop(node_id, ()):
             reporters = self._edges.get(source, {})
             if reporters.pop(node_id, None) is not None and not reporters:
                 del self._edges[source]
 
     def figures(self, now_s: float) -> list[EdgeFigures]:
-        """Medians per source over the parties that reported within the window, by source."""
+        """Medians of each source over the established parties that reported within the window, sorted by source."""
         self._drop_old(now_s)
         figures = [self._figures_of(source) for source in sorted(self._edges)]
         return [figure for figure in figures if figure is not None]
 
     def edges(self, now_s: float) -> list[tuple[NodeId, float, EdgeReport]]:
-        """Every recent (reporter, wall clock, edge): the reporter learns from the edge's source."""
+        """Every edge within the window, as (reporter, wall clock of the report, edge)."""
         self._drop_old(now_s)
         return [(reporter, at_s, edge) for by in self._edges.values() for reporter, (at_s, edge) in by.items()]
 
     def decide(self, now_s: float) -> list[AdviceChange]:
-        """Recomputes the advice; returns what changed."""
+        """Recomputes the advice and returns the changes; the lag bound changes at most once in `hold_s`."""
         figures = self.figures(now_s)
         return self._decide_lag(now_s) + self._decide_weights(figures, now_s)
 
     def advice(self, node_id: NodeId, lease_s: float) -> Advice:
-        """The present advice as one node gets it (its own weight is none of its business)."""
+        """The present advice for one node, without the weight of the node itself."""
         weights = {source: weight for source, weight in self._advised.weights.items() if source != node_id}
         return Advice(
             max_age_steps=self._advised.max_age_steps,
@@ -177,7 +188,7 @@ class OffPolicyAdvisor:
         )
 
     def _late_figures(self) -> list[tuple[float, float]]:
-        """(ess, kl) per party, medians over its late edges: one vote however many sources or keys it names."""
+        """(ess, kl) of each party: medians over its late edges, so that many sources or keys have one vote."""
         late = [
             (reporter, edge)
             for reporters in self._edges.values()
@@ -215,7 +226,12 @@ class OffPolicyAdvisor:
         return changes
 
     def _next_bound(self, ess: float, kl: float) -> tuple[int | None, str]:
-        """The next lag bound and state: halve when bad, one step back when good, else stay; never below one step."""
+        """The next lag bound and state.
+
+        Beyond `alarm` the bound is one step; beyond `intervene` it is halved, to no less than one step; better than
+        `tight` it rises by one step, and ends (None) when it reaches the base; else it stays. It never exceeds the
+        base.
+        """
         advised, limits = self._advised, self._limits
         now = self._base if advised.max_age_steps is None else advised.max_age_steps
         if ess < limits.alarm_ess or kl > limits.alarm_kl:
@@ -248,7 +264,7 @@ class OffPolicyAdvisor:
         return changes
 
     def _weight(self, figure: EdgeFigures) -> float:
-        """1 for a source whose figures are good, in proportion below that; two decimals."""
+        """Weight of a source: 1 if both figures are within `tight`, else in proportion; rounded to two decimals."""
         by_ess = min(1.0, figure.ess_share / self._limits.tight_ess)
         by_kl = min(1.0, self._limits.tight_kl / max(figure.mismatch_kl, 1e-12))
         return round(by_ess * by_kl, 2)
@@ -269,7 +285,7 @@ class OffPolicyAdvisor:
 
 
 def is_usable(edge: EdgeReport) -> bool:
-    """True when the figures are finite and within their ranges (estimates may pass them by rounding)."""
+    """True if all figures are finite, and share and mismatch are within their ranges, give or take 1e-3."""
     numbers = (edge.age_mean_steps, edge.ess_share, edge.mismatch_kl, edge.reward_mean)
     return all(map(math.isfinite, numbers)) and -1e-3 <= edge.ess_share <= 1.001 and edge.mismatch_kl >= -1e-3
 

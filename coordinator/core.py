@@ -1,7 +1,7 @@
 """Core of the coordinator without its network: membership, ledger, head watches and advisor over a store.
 
-Invariant: it sees figures and digests, never a rollout or a weight; one node's calls change only what
-belongs to that node.
+Invariant: the core handles figures and digests, never a rollout or a weight; it refuses a report or a version in the
+name of another node.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ DECIDE_SHARE: Final = 0.1  # of the time at most is spent on decisions: their co
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenReport:
-    """A report that is in memory and not yet on the disk."""
+    """A report that the membership and the advisor have, and the store does not have yet."""
 
     member: Member
     evaluations: list[StoredEvaluation]
-    changes: list[AdviceChange]  # of the advice, that it brought about
+    changes: list[AdviceChange]  # of the advice, caused by this report
 
 
 class CoordinatorCore:
-    """State of the coordinator, and the three calls that change it.
+    """State of the coordinator, and the calls that read and change it.
 
     Example:
         core = CoordinatorCore(clock, store=await SqliteCoordinatorStore.open(path))
@@ -74,7 +74,11 @@ class CoordinatorCore:
         self._writing = asyncio.Lock()
 
     async def restore(self) -> None:
-        """Loads the stored state. Leases go on from where they were; the advisor decides anew."""
+        """Loads the stored state. Leases keep their expiry times; the advice is computed anew from the stored edges.
+
+        Raises:
+            ConfigError: the store cannot be read.
+        """
         remembered = await self.store.load()
         self.membership.restore(remembered.members)
         self.ledger.restore(remembered.versions)
@@ -87,23 +91,26 @@ class CoordinatorCore:
         logger.info("state restored", extra={"members": len(remembered.members), "versions": len(remembered.versions)})
 
     async def heartbeat(self, node_id: NodeId, report: NodeReport, subnet: str = "") -> Advice:
-        """Renews a lease, takes the figures, returns advice.
+        """Renews the node's lease, stores its figures and returns the advice for it.
 
         Args:
-            node_id: who reports.
-            report: its figures.
-            subnet: where it calls from; empty where that is not known, and nothing is bounded by it.
+            node_id: id that the caller proved.
+            report: figures of the node.
+            subnet: subnet of the caller; empty if unknown: then the node counts as a subnet by itself.
 
         Raises:
             Unauthenticated: the report is in another node's name.
             Unavailable: no room for another member.
-            StorageFull: the disk is full; the lease in memory is renewed all the same.
+            StorageFull: the store cannot write; the lease in memory is renewed all the same.
         """
         await self.store_report(self.take_report(node_id, report, subnet))
         return self.advice(node_id)
 
     def take_report(self, node_id: NodeId, report: NodeReport, subnet: str = "") -> TakenReport:
-        """The part of a heartbeat that others wait for: everything but the disk. As `heartbeat`."""
+        """Takes a heartbeat into membership and advisor, without the store.
+
+        Arguments and errors are those of `heartbeat`, except StorageFull.
+        """
         if report.node_id != node_id:
             raise Unauthenticated(f"node {short(node_id)} reported as {short(report.node_id)}")
         now_s = self.clock.now_s()
@@ -116,7 +123,7 @@ class CoordinatorCore:
         return TakenReport(member=member, evaluations=self._new_evaluations(report, now_s), changes=changes)
 
     async def store_report(self, taken: TakenReport) -> None:
-        """The other part, which goes to the disk together with those of others. Raises StorageFull."""
+        """Writes a taken report, and the changes of advice that came with it, to the store. Raises StorageFull."""
         await self.store.put_member(taken.member, taken.member.report.edges, taken.evaluations)
         if taken.changes:
             await self.store.add_advice(taken.changes)
@@ -126,10 +133,13 @@ class CoordinatorCore:
         return self.advisor.advice(node_id, self.membership.lease_s)
 
     async def record_versions(self, node_id: NodeId, versions: Sequence[PolicyVersion]) -> list[LedgerAnswer]:
-        """Adds versions of the node's own lineage, in their order; they are durable when this returns.
+        """Adds versions to the node's own lineage, in their order; they are durable when this call returns.
+
+        Returns:
+            One answer for each version, in order: accepted, or refused with a reason.
 
         Raises:
-            StorageFull: they could not be written, and none of them is in the ledger.
+            StorageFull: the store cannot write; none of the versions is in the ledger.
         """
         async with self._writing:
             judgement = self.ledger.judge(node_id, versions, self.clock.now_s(), self.is_live_member)
@@ -148,19 +158,21 @@ class CoordinatorCore:
     async def watch_versions(
         self, node_id: NodeId, policy_id: str, subnet: str = ""
     ) -> AsyncGenerator[PolicyVersion, None]:
-        """Head of a lineage, then each new one: only versions that are durable.
+        """Yields the head of a lineage, if there is one, then each new head; all of them are durable.
 
-        A slow reader skips to the newest. After a rewind to step s the head stays, since nothing is undone by
-        it, until the owner records other weights for a step above s: then the head goes *back* to that version. So a
-        watcher takes whatever comes as the head, also a smaller step or another digest of a step that it knows.
+        A slow reader gets only the newest head. A rewind to step s alone changes no head. When the owner then records
+        other weights for a step above s, that version becomes the head, even if its step is smaller than that of the
+        head before. So a watcher accepts every version that it gets as the head, also a smaller step or a new digest
+        for a known step.
 
         Args:
-            node_id: who watches.
-            policy_id: any lineage; one that does not exist yet begins with its first version.
-            subnet: where it watches from; empty where that is not known: then each node stands for itself.
+            node_id: node that watches.
+            policy_id: id of any lineage; if it does not exist yet, its first version is the first head.
+            subnet: subnet of the watcher; empty if unknown: then the node counts as a subnet by itself.
 
         Raises:
-            Unavailable: too many watches are open, or the coordinator stops.
+            Unavailable: too many watches are open, another subnet needed the place of this one, or the coordinator
+                stops.
         """
         with self.watches.open(node_id, policy_id, subnet or node_id) as watch:
             async with self._writing:  # a version that is being written is the first to be sent, not the one before
@@ -171,7 +183,7 @@ class CoordinatorCore:
                 yield await watch.next()
 
     async def leave(self, node_id: NodeId) -> None:
-        """Ends a node's lease at once; idempotent."""
+        """Ends a node's lease at once and drops the edges that it reported; idempotent. Raises StorageFull."""
         member = self.membership.leave(node_id)
         self.advisor.forget(node_id)
         if member is not None:
@@ -179,7 +191,11 @@ class CoordinatorCore:
             await self.store.put_member(member, (), [])
 
     async def tidy(self) -> None:
-        """One round of maintenance: forget the long gone, re-decide, cut the rings."""
+        """Does a round of maintenance: forgets members gone for a day, recomputes the advice and trims the store.
+
+        Raises:
+            StorageFull: the store cannot write.
+        """
         now_s = self.clock.now_s()
         old = self.membership.expire(now_s, KEEP_GONE_S)
         for node_id in old:
@@ -199,7 +215,7 @@ class CoordinatorCore:
         return self.membership.is_live(node_id, self.clock.now_s())
 
     def shown_members(self, limit: int) -> list[Member]:
-        """Up to `limit` members, the live ones first: those that are gone never hide those that are here."""
+        """Up to `limit` members, all live ones before those that are gone, each by name and id."""
         now_s = self.clock.now_s()
         return sorted(self.membership.all(), key=lambda member: not member.is_live(now_s))[:limit]
 
@@ -214,7 +230,7 @@ class CoordinatorCore:
         return changes
 
     def _new_evaluations(self, report: NodeReport, now_s: float) -> list[StoredEvaluation]:
-        """Accuracies that differ from the node's last ones: one row for each evaluation, not one per heartbeat."""
+        """Returns a row for each finite accuracy that the node's last report did not have, so a repeat adds no row."""
         known = self._evaluated.get(report.node_id, {})
         self._evaluated[report.node_id] = dict(report.evaluations)
         return [

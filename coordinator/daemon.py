@@ -1,7 +1,7 @@
 """Coordinator process: ledger, membership and advice over gRPC, a page over HTTP, a peer of the DHT.
 
-Order: identity, store, core, gRPC, DHT, HTTP; stopped in reverse. Invariant: it restarts on its state
-with the same identity, and `<dir>/coordinator.json` exists only once it answers.
+Order: identity, store, core, gRPC, DHT, HTTP; stopped in reverse. Invariant: a restart keeps the state and the
+identity, and writes `<dir>/coordinator.json` only once the coordinator answers.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class CoordinatorDaemon(Service):
         self._bootstrap: Callable[[], tuple[str, ...]] = tuple  # asked at every call: a rebuilt peer moves
 
     async def run(self) -> None:
-        """Maintains state until cancelled."""
+        """Maintains state, manifest and directory until cancelled; logs errors and goes on."""
         while True:
             await asyncio.sleep(TIDY_EVERY_S)
             try:
@@ -200,10 +200,12 @@ class CoordinatorDaemon(Service):
 
 
 def _is_private(config: CoordinatorConfig, address: str) -> bool:
-    """True if the figures of every node that reaches us become advice for all, as `entry.established` does for groups.
+    """True if every node that reaches this coordinator counts as established.
+
+    This holds if the configuration says so (`entry.established`), or for a private run at a private address.
 
     Args:
-        config: of the coordinator.
+        config: configuration of the coordinator.
         address: host:port that nodes dial.
     """
     if config.node.entry.established == "everybody":
@@ -213,7 +215,12 @@ def _is_private(config: CoordinatorConfig, address: str) -> bool:
 
 
 async def run_coordinator(config: CoordinatorConfig) -> None:
-    """Runs until SIGTERM or Ctrl-C; a second Ctrl-C forces. Prints the join link once it answers."""
+    """Runs a coordinator until SIGTERM or Ctrl-C (a second Ctrl-C forces the end); logs its join link.
+
+    Raises:
+        ConfigError: the coordinator cannot start with this configuration.
+        StorageFull: its state or its manifest cannot be written.
+    """
 
     async def run() -> None:
         async with CoordinatorDaemon(config) as daemon:
@@ -227,7 +234,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
 
 
 def read_info(directory: Path) -> JsonDict:
-    """The file that a running coordinator wrote. Raises ConfigError when it never started there."""
+    """Reads `coordinator.json` of the coordinator in a directory. Raises ConfigError if the file does not exist."""
     path = directory / "coordinator.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -239,7 +246,7 @@ def read_info(directory: Path) -> JsonDict:
 
 
 def _take_info(directory: Path) -> JsonDict:
-    """The file of the last run, moved aside until this one answers; empty for the first."""
+    """Moves `coordinator.json` of the last run aside and returns its contents; {} if there are none."""
     with contextlib.suppress(FileNotFoundError):
         (directory / "coordinator.json").replace(directory / "coordinator.last.json")
     try:
@@ -251,7 +258,10 @@ def _take_info(directory: Path) -> JsonDict:
 async def _listen_again(
     listen: str, before: object, sessions: Sessions, register: Sequence[Callable[[grpc.aio.Server], None]]
 ) -> tuple[SessionServer, int]:
-    """Starts the server; port 0 takes the last run's port where it is free: nodes and links still point there."""
+    """Starts the server; returns it and its port. Raises ConfigError.
+
+    Port 0 means the port of the last run, if it is free, because nodes and links still point there.
+    """
     host, _, port = listen.rpartition(":")
     if port == "0" and isinstance(before, str) and before.rpartition(":")[0] == host and before != listen:
         with contextlib.suppress(ConfigError):
@@ -260,10 +270,10 @@ async def _listen_again(
 
 
 def _require_recipe(node: NodeConfig) -> None:
-    """Refuses a run that every joining node would refuse: better here, where the key can be corrected.
+    """Checks the recipes of a run, so that a mistake is found here and not at every joining node.
 
     Raises:
-        ConfigError: names the recipe, the constant that it does not have, or what the run does not supply.
+        ConfigError: names the unknown recipe, its unknown constant, or an input that the run does not supply.
     """
     for key in ("recipe", "recipe_without_logprobs", "recipe_text_only"):
         name: str = getattr(node.learner, key)
@@ -279,11 +289,10 @@ def _require_recipe(node: NodeConfig) -> None:
 
 
 def _require_environments(node: NodeConfig) -> None:
-    """Refuses a run with a task that no node can build. What needs a file or a package that only nodes have is left to
-    them.
+    """Builds every environment of a run, except those that need a file or a package that only nodes may have.
 
     Raises:
-        ConfigError: names the environment, and what there is.
+        ConfigError: names an environment that cannot be built.
     """
     needs = {"jsonl", "function", "plugin"}
     if importlib.util.find_spec("reasoning_gym") is None:
@@ -294,7 +303,7 @@ def _require_environments(node: NodeConfig) -> None:
 
 
 def _tokenizer_digest(config: CoordinatorConfig) -> str:
-    """Of the run's model, when this machine has it; a coordinator needs no model."""
+    """Tokenizer digest of the run's model, hexadecimal; empty if this machine does not have the model."""
     from swarm.model.tokenizer import load_tokenizer
 
     try:

@@ -1,7 +1,7 @@
 """Status page of the coordinator: /, /status.json, /healthz and /metrics over plain HTTP.
 
-Invariant: read-only; names that peers chose are escaped; the state is read on the event loop, where it lives,
-and text is made of it in the server's thread.
+Invariant: read-only; names that peers chose are escaped; the state is read on the event loop, and HTML and JSON are
+made of it in the server's thread.
 """
 
 import asyncio
@@ -46,7 +46,16 @@ class Dashboard:
         environments: Sequence[EnvironmentConfig] = (),
         relayed: Callable[[], JsonDict] | None = None,
     ) -> None:
-        """`environments`: that the manifest of the run names; `relayed`: `RelayServicer.status` of the coordinator."""
+        """Prepares the page; `start` serves it.
+
+        Args:
+            core: state of the coordinator.
+            run_id: name of the run.
+            link: returns the join link.
+            telemetry: metrics of the process.
+            environments: environments that the manifest of the run names.
+            relayed: `RelayServicer.status` of the coordinator; None: no figures of a relay.
+        """
         self._core = core
         self._run_id = run_id
         self._link = link
@@ -60,7 +69,7 @@ class Dashboard:
         self._noting: asyncio.Task[None] | None = None
 
     async def start(self, listen: str) -> str:
-        """Listens; returns host:port. Raises ConfigError when the address cannot be listened on."""
+        """Starts the server; returns its host:port. Raises ConfigError if it cannot listen there."""
         host, _, port = listen.rpartition(":")
         try:
             self._loop = asyncio.get_running_loop()
@@ -71,13 +80,13 @@ class Dashboard:
         return f"{host}:{bound}"
 
     async def stop(self) -> None:
-        """Closes the listening socket and every connection."""
+        """Stops the server: closes the listening socket and every connection."""
         if self._noting is not None:
             self._noting.cancel()
         await asyncio.to_thread(self._server.stop)
 
     def status(self) -> JsonDict:
-        """Everything the page shows, as JSON."""
+        """Figures of the status page as JSON values, without those of the charts."""
         core, now_s = self._core, self._core.clock.now_s()
         names = {member.node_id: member.report.name for member in core.membership.all()}
         return {
@@ -118,7 +127,7 @@ class Dashboard:
         }
 
     def _lineages(self) -> list[JsonDict]:
-        """Head of every lineage, the longest first."""
+        """Heads of up to `MAX_SHOWN_MEMBERS` lineages, the highest step first."""
         lineages = sorted(self._core.ledger.lineages.items(), key=lambda item: -item[1].head_step)
         return [
             {
@@ -132,7 +141,7 @@ class Dashboard:
         ]
 
     def _learners(self, now_s: float) -> list[JsonDict]:
-        """Exchange by learner: its name, the mean age of the groups it uses, and their sources."""
+        """A row for each learner that reported edges: its name, its sources, and the mean age of their groups."""
         names = {member.node_id: member.report.name for member in self._core.membership.all()}
         rows: dict[str, list[EdgeReport]] = {}
         for reporter, _, edge in self._core.advisor.edges(now_s):
@@ -198,7 +207,7 @@ class Dashboard:
         return html_page(self._render(status, moments))
 
     async def _take(self, path: str) -> bytes | tuple[JsonDict, Sequence[Moment]]:
-        """The figures of a page, read where the state is."""
+        """Reads the figures of a page on the event loop: metrics as text, else the status and the moments."""
         return self._measure() if path == "/metrics" else (self.status(), tuple(self._history.moments))
 
     def _render(self, status: JsonDict, moments: Sequence[Moment]) -> str:
@@ -221,7 +230,7 @@ class Dashboard:
 
 
 def _reached(endpoints: Sequence[str], names: Mapping[str, str]) -> str:
-    """The way to reach a node, without addresses, as the page is public. Empty where the node reports none."""
+    """Route to a node in words, without addresses, as the page is public; empty if the node reports none."""
     relays = [relay_id for _, relay_id in map(split_relayed, endpoints)]
     if "" in relays:
         return "dialled"
@@ -230,7 +239,7 @@ def _reached(endpoints: Sequence[str], names: Mapping[str, str]) -> str:
 
 
 def _map(status: JsonDict) -> Markup:
-    """Members as dots, and an arrow from each source to each learner."""
+    """Map of the members as dots, with an arrow from each source to each learner."""
     nodes = [
         MapNode(
             key=member["node_id"],
@@ -255,7 +264,7 @@ def _map(status: JsonDict) -> Markup:
 
 
 def _course(moments: Sequence[Moment], name: str, y_range: tuple[float, float] | None) -> Markup:
-    """A figure of a run over the minutes since the first moment."""
+    """Chart of one figure of the moments, over the minutes since the first moment."""
     points = [
         ((each.at_s - moments[0].at_s) / 60, value) for each in moments if (value := getattr(each, name)) is not None
     ]

@@ -1,8 +1,8 @@
 """Watches of lineage heads: a bounded number, each with at most one version that was not read yet.
 
-Invariant: a slow reader skips to the newest head; it never makes anything grow or wait. A newcomer to a full table
-takes the place of the newest watch of the subnet with most, unless its own subnet would then have as many. Single event
-loop, no threads.
+Invariant: a slow reader skips to the newest head; it makes no table grow and no other watch wait. In a full table a new
+watch takes the place of the newest watch of the subnet with most, if that subnet has at least two more than its own.
+Single event loop, no threads.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ class HeadWatch:
         self._waiter: asyncio.Future[None] | None = None
 
     def offer(self, head: PolicyVersion) -> None:
-        """Takes a new head in place of one that was not read yet."""
+        """Sets the head that `next` returns, in place of one that was not read yet."""
         self._pending = head
         self._wake()
 
     def end(self, reason: str) -> None:
-        """Ends the watch, also for a head that was not read yet."""
+        """Ends the watch: `next` raises Unavailable with this reason, even if a head was not read yet."""
         self._end_reason = reason
         self._wake()
 
     async def next(self) -> PolicyVersion:
-        """The newest head, as soon as there is one that was not read. One reader. Raises Unavailable at the end."""
+        """Waits for a head that was not read yet and returns it; for one reader. Raises Unavailable after `end`."""
         while self._pending is None and not self._end_reason:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -80,7 +80,11 @@ class HeadWatches:
 
     @contextmanager
     def open(self, node_id: NodeId, policy_id: str, subnet: str) -> Generator[HeadWatch]:
-        """A watch of a lineage, which may not exist yet. Raises Unavailable at the bounds."""
+        """Opens a watch of a lineage, which need not exist yet, for the time of a `with`.
+
+        Raises:
+            Unavailable: too many watches are open, or the coordinator stops.
+        """
         self._require_room(node_id, subnet)
         watch = HeadWatch(node_id, policy_id)
         self._of_subnet.add(subnet, watch)
@@ -92,12 +96,12 @@ class HeadWatches:
             self._forget(subnet, watch)
 
     def offer(self, head: PolicyVersion) -> None:
-        """Gives a new head to every watch of its lineage."""
+        """Offers a new head to every watch of its lineage."""
         for watch in self._of_lineage.get(head.policy_id, ()):
             watch.offer(head)
 
     def end(self) -> None:
-        """Ends every watch and refuses new ones: the coordinator stops."""
+        """Ends every watch and refuses new ones, because the coordinator stops."""
         self._is_ended = True
         for watches in self._of_lineage.values():
             for watch in watches:

@@ -1,7 +1,8 @@
 """Course of a run as its members report it, for the charts of the status page.
 
-Invariant: at most `MAX_MOMENTS` moments whatever the run's length: when they are full every second one goes, and later
-ones are spaced twice as wide. Medians over live members that are established, where any is: free keys move nothing.
+Invariant: at most `MAX_MOMENTS` moments, however long the run: beyond that every second moment is dropped and the
+interval doubles. Reward and held-out success are medians over the established live members, or over all live members if
+none is established, so that free keys change neither in a run with established members.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Moment:
 
 
 class History:
-    """Keeps moments.
+    """Moments of a run, oldest first.
 
     Example:
         history = History()
@@ -40,7 +41,7 @@ class History:
         """Seconds between two moments."""
 
     def note(self, core: CoordinatorCore) -> None:
-        """Adds the moment that is now."""
+        """Adds a moment with the present figures; drops every second moment if there are too many."""
         now_s = core.clock.now_s()
         live = core.live_members()
         established = [member for member in live if core.parties.is_established(member.node_id)]

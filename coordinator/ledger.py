@@ -3,12 +3,12 @@
 Invariant: whatever was accepted stays in the history (the store keeps its newest lines); within one branch
 steps strictly increase and a step has one digest.
 
-A lineage belongs to the node whose id is its policy id. A node that restarts from a checkpoint announces it by
-recording, once more, the version that it resumed from (a step below the head, with the digest that the
-ledger has). That is a *rewind*: it changes nothing by itself, but from there the steps may be made again.
-Steps with the same digest as before are the same versions; the first that differs opens a new *branch*,
-and what it replaces remains in the history under the old branch number. Another digest for a recorded
-step without a rewind is a *fork* and is refused.
+A lineage belongs to the node whose id is its policy id. A node that restarts from a checkpoint announces this by
+recording the version that it resumed from once more (a step below the head, with the digest that the ledger has).
+This is a *rewind*: it changes no head, but the steps above may be recorded again. A step recorded again with the same
+digest is the same version. The first step with another digest opens a new *branch*; the versions that it replaces
+remain in the history under the old branch number. Another digest for a recorded step without a rewind is a *fork* and
+is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,18 +23,18 @@ MAX_LINEAGES: Final = 20_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerEntry:
-    """One line of the history: an accepted version, or a rewind to one."""
+    """One line of the history: a new version, or a recorded version from which its owner goes on."""
 
     version: PolicyVersion
     branch: int  # 0 until the first rewind that led to other weights
-    parent: int  # step of the version before it in its branch, -1 for the first; of a rewind: where the owner was
+    parent: int  # step from which the owner came: that of the version before in the branch, -1 for the first
     at_s: float  # wall clock of the coordinator
     is_rewind: bool = False  # the owner goes on from this version of the branch, which is older, or made again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerAnswer:
-    """The answer to one version: accepted or the reason why not, and the entry to store when it is new."""
+    """Answer to one version: accepted or refused, with a reason, and the entry to store if there is one."""
 
     accepted: bool
     reason: str = ""
@@ -52,12 +52,12 @@ class LedgerLineage:
 
     @property
     def head_step(self) -> int:
-        """Newest step of the branch, -1 before the first."""
+        """Newest step of the branch; -1 before the first version."""
         head = self.versions.head
         return -1 if head is None else head.step
 
     def judge(self, owner: NodeId, version: PolicyVersion, now_s: float) -> LedgerAnswer:
-        """The verdict on a version; changes nothing."""
+        """Judges one version without changing the lineage; a refusal is an answer, not an error."""
         if version.policy_id != owner:
             return _refuse(f"lineage {short(version.policy_id)} does not belong to node {short(owner)}")
         if len(version.digest) != 32:
@@ -86,7 +86,7 @@ class LedgerLineage:
         )
 
     def add(self, entry: LedgerEntry) -> None:
-        """Takes a line of the history."""
+        """Applies an accepted entry."""
         num_undone = self.resumed_at - entry.version.step
         self.resumed_at = entry.version.step
         if entry.is_rewind:
@@ -99,7 +99,7 @@ class LedgerLineage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """The answers to versions that were handed in together, and the lineage once they are in."""
+    """Answers to versions that were judged together, and the lineage with the accepted ones added."""
 
     answers: list[LedgerAnswer]  # one for each, in their order
     lineage: LedgerLineage
@@ -107,7 +107,7 @@ class Judgement:
 
     @property
     def entries(self) -> list[LedgerEntry]:
-        """The entries to store, in this order."""
+        """Entries to store, in the order of the answers."""
         return [answer.entry for answer in self.answers if answer.entry is not None]
 
 
@@ -135,13 +135,18 @@ class Ledger:
         now_s: float,
         is_live: Callable[[NodeId], bool] = lambda owner: True,
     ) -> Judgement:
-        """The verdict on versions that are recorded in this order; changes nothing.
+        """Judges versions of one node in order, each as if the accepted ones before it were recorded; changes nothing.
 
         Args:
-            owner: the node that proved its identity.
-            versions: what it says exists; the digests must be known.
-            now_s: wall clock.
-            is_live: whether an owner is here; in a full ledger a new lineage takes the place of one that is not.
+            owner: node that proved its identity.
+            versions: versions to record.
+            now_s: wall clock of the coordinator.
+            is_live: returns True if an owner is live; a new lineage in a full ledger replaces one of an owner that is
+                not.
+
+        Returns:
+            An answer for each version. All are refused if the lineage is new and every lineage of a full ledger has a
+            live owner.
         """
         known = self.lineages.get(owner)
         lineage = self._new_lineage() if known is None else replace(known, versions=known.versions.copy())
@@ -158,7 +163,11 @@ class Ledger:
         return Judgement(answers=answers, lineage=lineage, evicted=evicted)
 
     def apply(self, owner: NodeId, judgement: Judgement) -> None:
-        """Takes what was judged and is durable; nothing else of this lineage was applied in between."""
+        """Replaces the owner's lineage with the judged one, once its entries are durable.
+
+        No other judgement of this owner may be applied between `judge` and this call. A lineage without a version is
+        not kept.
+        """
         if len(judgement.lineage.versions):  # what is refused must not begin a lineage
             self.lineages.pop(judgement.evicted, None)
             self.lineages[owner] = judgement.lineage
@@ -172,12 +181,12 @@ class Ledger:
             self.lineages[policy_id].add(entry)
 
     def head(self, policy_id: str) -> PolicyVersion | None:
-        """Newest version of the present branch."""
+        """Newest version of the present branch of a lineage; None if there is none."""
         lineage = self.lineages.get(policy_id)
         return None if lineage is None else lineage.versions.head
 
     def _least_of_the_gone(self, is_live: Callable[[NodeId], bool]) -> str:
-        """The lineage with the fewest versions of an owner that is gone, the first of equals; empty for none."""
+        """Policy id of the lineage with the fewest versions whose owner is not live; empty if all owners are live."""
         gone = (owner for owner in self.lineages if not is_live(owner))
         return min(gone, key=lambda owner: len(self.lineages[owner].versions), default="")
 

@@ -23,13 +23,20 @@ _DAY_S: Final = 86_400.0
 
 
 def sign_next(config: CoordinatorConfig, identity: Identity, manifest: RunManifest, now_s: float) -> SignedManifest:
-    """The manifest to serve now: the last one while it says the same and half its time is not over, else a newer one.
+    """Returns the manifest to serve: the last one, or a newly signed one.
+
+    The last one is kept while its content is the same and, if it expires, more than half of its time is left.
 
     Args:
-        manifest: what it says, without serial, expiry and next key.
+        config: configuration of the coordinator, with the next key and the days that a manifest is good.
+        identity: key that signs.
+        manifest: content to sign, without serial, expiry and next key.
+        now_s: wall clock.
 
     Raises:
-        ConfigError: next_key is not the one that this key named before, or it is this key.
+        ConfigError: next_key is not the one that this key named before, or it is this key; or the last manifest is
+            damaged.
+        StorageFull: the new manifest cannot be written.
     """
     if config.next_key == identity.node_id:
         raise ConfigError("next_key: it is this coordinator's own key; make a second one: swarm keys new PATH")
@@ -68,10 +75,14 @@ def _is_as_new(last: RunManifest, manifest: RunManifest, config: CoordinatorConf
 
 
 def rotate_key(config: CoordinatorConfig, key: Path) -> Identity:
-    """Puts the next key into the place of the coordinator's; returns it.
+    """Puts the next key in the place of the coordinator's key and returns it; the old file is kept beside it.
+
+    Args:
+        config: configuration of the coordinator.
+        key: path of the next key.
 
     Raises:
-        ConfigError: the last manifest did not name it, or the coordinator runs.
+        ConfigError: the key cannot be read, the last manifest did not name it, or the coordinator runs.
     """
     following = Identity.load(key)
     last = load_held(config.dir, config.run_id)

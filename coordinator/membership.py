@@ -1,7 +1,7 @@
 """Membership of the run: leases that nodes renew by heartbeats, as pure state; time is passed in.
 
-Invariant: the table is bounded, per subnet too; a live member makes room only for a newcomer of a subnet with fewer,
-and only a node itself renews its lease.
+Invariant: the table is bounded, and new members are bounded per subnet. A live member makes room only for a new member
+whose subnet has at least two members fewer.
 """
 
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ MEMBERS_PER_SUBNET: Final = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One node, alive or gone, with the last figures that it reported."""
+    """One node, live or gone, with the last report that it sent."""
 
     report: NodeReport
     joined_s: float  # wall clock, start of the present lease chain
     last_seen_s: float  # wall clock of the last heartbeat
     expires_s: float  # wall clock; the lease ends here
-    has_left: bool = False  # it ended the lease itself
-    subnet: str = ""  # from which it reported last; "": unknown, and it stands for itself
+    has_left: bool = False  # True if the node ended the lease itself
+    subnet: str = ""  # of the last report; empty if unknown: then the node is a party by itself
 
     @property
     def node_id(self) -> NodeId:
@@ -32,7 +32,7 @@ class Member:
 
     @property
     def party(self) -> str:
-        """The party that its place is counted under."""
+        """Party under which the member is counted: its subnet, or its id if the subnet is unknown."""
         return self.subnet or self.node_id
 
     def is_live(self, now_s: float) -> bool:
@@ -60,10 +60,11 @@ class Membership:
         """Registers a node or renews its lease (heartbeat liveness).
 
         Returns:
-            The member, and whether it joined (is new, or was gone) with this call.
+            The member, and True if this call made it live: it is new, or was gone.
 
         Raises:
-            Unavailable: the table, or the subnet's part of it, is full of live members.
+            Unavailable: the subnet has its maximum of members and all are live, or the table is full of live members
+                and no subnet has at least two more than this one.
         """
         known = self._members.get(report.node_id)
         has_joined = known is None or not known.is_live(now_s)
@@ -80,14 +81,18 @@ class Membership:
         return member, has_joined
 
     def leave(self, node_id: NodeId) -> Member | None:
-        """Ends a lease at once; returns the member as it is now, None for an unknown node. Idempotent."""
+        """Ends a lease at once; returns the member as it is now, or None for an unknown node. Idempotent."""
         known = self._members.get(node_id)
         if known is not None:
             known = self._members[node_id] = replace(known, has_left=True)
         return known
 
     def expire(self, now_s: float, keep_s: float) -> list[NodeId]:
-        """Forgets members that were gone for `keep_s` seconds; returns the ids of all that went since the last time."""
+        """Drops members that are not live and sent no heartbeat for `keep_s` seconds.
+
+        Returns:
+            Ids of these members, and of the members that made room since the last call and have not come back.
+        """
         old = [m.node_id for m in self._members.values() if not m.is_live(now_s) and now_s - m.last_seen_s >= keep_s]
         for node_id in old:
             self._drop(node_id)
@@ -96,12 +101,12 @@ class Membership:
         return old
 
     def restore(self, members: list[Member]) -> None:
-        """Takes over stored members, replacing those that are there."""
+        """Adds stored members, replacing those of the same id; beyond the table's bound only the last seen are kept."""
         for member in sorted(members, key=lambda member: member.last_seen_s)[-self._max_members :]:
             self._put(member)
 
     def all(self) -> list[Member]:
-        """Every known member by name, then id."""
+        """Every known member, sorted by name, then id."""
         return sorted(self._members.values(), key=lambda member: (member.report.name, member.node_id))
 
     def is_live(self, node_id: NodeId, now_s: float) -> bool:
@@ -110,7 +115,7 @@ class Membership:
         return known is not None and known.is_live(now_s)
 
     def live(self, now_s: float) -> list[Member]:
-        """The members whose lease runs."""
+        """The members whose lease runs, sorted by name, then id."""
         return [member for member in self.all() if member.is_live(now_s)]
 
     def _put(self, member: Member) -> None:
@@ -124,7 +129,10 @@ class Membership:
             self._of_party.remove(member.party, node_id)
 
     def _make_room(self, now_s: float, party: str) -> None:
-        """Drops the longest gone, of this party where that is full, or else the newest of the party with most."""
+        """Drops a member if the table or this party is full. Raises Unavailable if no member may go.
+
+        The longest gone member goes, of this party if that is full; else the newest live member of the largest party.
+        """
         num_own = len(self._of_party.of(party))
         is_own_full = num_own >= self._per_subnet
         if not is_own_full and len(self._members) < self._max_members:

@@ -52,10 +52,12 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     """Implements CoordinatorService for authenticated nodes.
 
     Args:
-        manifest: of the run; it may be replaced by a newer one.
-        bootstrap_peers: addresses of DHT peers, asked for at every call.
-        stall_timeout_s: a watch ends if nothing is read for this long.
-        turns: of callers; None: all are established.
+        core: state of the coordinator.
+        sessions: sessions of the server, which authenticate callers.
+        manifest: manifest of the run; the attribute may be set to a newer one.
+        bootstrap_peers: returns the addresses of DHT peers; called for every GetManifest.
+        stall_timeout_s: a watch ends if its caller reads nothing for this long.
+        turns: turns of callers; None treats every node as established.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         add(self, server)
 
     def _caller(self, context: Context, num_calls: int = 1) -> NodeId:
-        """The caller, within its rate and that of its subnet. Raises Unauthenticated, TooLarge."""
+        """Id of the caller, within its rate and that of its subnet. Raises Unauthenticated, Unavailable, TooLarge."""
         node_id = self._sessions.require(context)
         now_s = self._core.clock.monotonic_s()
         if not self._subnet_calls.spend(peer_subnet(context.peer()), now_s):
@@ -101,7 +103,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     async def _in_turn(
         self, context: Context, node_id: NodeId | None, work: Callable[[], Coroutine[Any, Any, Value]]
     ) -> Value:
-        """Does a call's work when it is the turn of its caller, whole even when that hangs up. Raises Unavailable."""
+        """Does a call's work in a turn of its caller, to the end even if the caller hangs up. Raises Unavailable."""
         peer = context.peer()
 
         async def take_turn() -> Value:
@@ -115,7 +117,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
     @rpc
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> Any:
-        """The signed run manifest, for anybody who has the link."""
+        """Returns the signed run manifest to any caller; no session is needed."""
         if not self._calls.spend(peer_subnet(context.peer()), self._core.clock.monotonic_s()):
             raise self._too_many(context, f"{CALLS_PER_S:.0f} calls a second")
 
@@ -132,7 +134,11 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
     @rpc
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> Any:
-        """Renews the caller's lease. Its report is stored later; the next call returns an error of the disk."""
+        """Renews the caller's lease and returns advice; the report is stored afterwards.
+
+        If a report cannot be written, heartbeats fail with StorageFull until one can be written again; leases are
+        renewed all the same.
+        """
         node_id = self._caller(context)
         if not self._heartbeats.try_take(node_id, self._core.clock.monotonic_s()):
             raise self._too_many(context, f"{HEARTBEATS_PER_S:.0f} heartbeats a second")
@@ -168,12 +174,12 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
                 self._storage_error = ""
 
     async def finish(self) -> None:
-        """Waits until all reports are stored; no call comes any more."""
+        """Waits until all reports are stored; to be called after the last call of a node."""
         await asyncio.gather(*self._storing)
 
     @rpc
     async def RecordVersions(self, request: pb.RecordVersionsRequest, context: Context) -> Any:
-        """Adds versions of the caller's lineage; each counts as a call, so that no node fills the ledger faster."""
+        """Adds versions to the caller's lineage; each version counts as one call of the caller's rate."""
         num_versions = len(request.versions)
         node_id = self._caller(context, min(max(1, num_versions), MAX_RECORDED))
 
@@ -193,7 +199,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
     @rpc
     async def WatchVersions(self, request: pb.WatchVersionsRequest, context: Context) -> None:
-        """The head of a lineage, then each new one, for as long as the caller reads."""
+        """Sends the head of a lineage, then each new head, for as long as the caller reads."""
         node_id = self._caller(context)
 
         async def check() -> None:

@@ -1,6 +1,6 @@
 """Coordinator state in SQLite (WAL); `coordinator.store` has the interface.
 
-Invariant: every write is one transaction, carried out or undone as a whole, whichever caller is cancelled.
+Invariant: every write is one transaction, done as a whole or undone as a whole, even if its caller is cancelled.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ Statements = list[tuple[str, Rows]]  # SQL, and the rows it is run for
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _StoredReport:
-    """Rows of one heartbeat, and what became of them."""
+    """Rows of one heartbeat, and the outcome of writing them."""
 
     members: Rows
     edges: Rows
@@ -69,7 +69,11 @@ class _StoredReport:
 
 
 class SqliteCoordinatorStore:
-    """The database of one run. Example: `store = await SqliteCoordinatorStore.open(dir / "coordinator.sqlite3")`."""
+    """Implements `CoordinatorStore` with an SQLite file for each run.
+
+    Example:
+        store = await SqliteCoordinatorStore.open(directory / "coordinator.sqlite")
+    """
 
     def __init__(self, database: aiosqlite.Connection, path: Path) -> None:
         self._database = database
@@ -81,11 +85,12 @@ class SqliteCoordinatorStore:
     async def open(cls, path: Path) -> "SqliteCoordinatorStore":
         """Opens or creates the database.
 
-        A damaged one is moved aside, and members report themselves and their versions again.
+        A damaged file is moved aside, and an empty database takes its place: the history of versions is lost, and
+        members come back with their next heartbeat.
 
         Raises:
             StorageFull: the file cannot be opened or written.
-            ConfigError: a newer program wrote it.
+            ConfigError: a newer program wrote the file.
         """
         try:
             return await cls._open(path)
@@ -168,7 +173,7 @@ class SqliteCoordinatorStore:
     async def put_member(
         self, member: Member, edges: tuple[EdgeReport, ...], evaluations: list[StoredEvaluation]
     ) -> None:
-        """Stores one heartbeat, in one transaction with all that came while another was written. Raises StorageFull."""
+        """Stores one heartbeat; heartbeats that wait for the disk share one transaction. Raises StorageFull."""
         report = _StoredReport(
             members=[(member.node_id, _encode(member))],
             edges=[(member.last_seen_s, member.node_id, _encode(edge)) for edge in edges],
@@ -236,7 +241,7 @@ class SqliteCoordinatorStore:
             await self._transact(statements)
 
     async def _transact(self, statements: Statements) -> None:
-        """All or nothing, also when the caller is cancelled between two statements. Raises StorageFull."""
+        """Runs statements, all or none, also if the caller is cancelled between two of them. Raises StorageFull."""
         try:
             try:
                 await self._database.execute("BEGIN IMMEDIATE")
@@ -252,7 +257,7 @@ class SqliteCoordinatorStore:
 
 
 def _plain(value: Any) -> Any:
-    """A value type as JSON: `asdict` copies every field deeply, and took a third of a heartbeat's time."""
+    """Converts a value type for JSON, without `asdict`: its deep copies took a third of a heartbeat's time."""
     return value.hex() if isinstance(value, bytes) else {name: getattr(value, name) for name in value.__slots__}
 
 

@@ -1,6 +1,6 @@
 """Durable state of the coordinator: its interface, and an implementation in memory for virtual swarms.
 
-Invariant: a version is stored before it is acknowledged; everything else is at most one heartbeat behind.
+Invariant: a version is stored before it is acknowledged; a report may be acknowledged before it is stored.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ class StoredEvaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remembered:
-    """Everything that a restart takes over, oldest first."""
+    """Stored state that a restarted coordinator loads; every list but `members` is in the order of storing."""
 
     members: list[Member]
     versions: list[LedgerEntry]
@@ -41,41 +41,44 @@ class Remembered:
 
 
 class CoordinatorStore(Protocol):
-    """Durable state of the coordinator."""
+    """Durable state of the coordinator: the last record of each member, and the newest rows of everything else."""
 
     async def load(self) -> Remembered:
-        """Everything that was stored, for a restart."""
+        """Returns the stored state. Raises ConfigError if it cannot be read."""
         ...
 
     async def add_versions(self, entries: list[LedgerEntry]) -> None:
-        """Makes lines of the ledger durable before it returns: all or none. Raises StorageFull."""
+        """Appends ledger entries, all or none; they are durable when this call returns. Raises StorageFull."""
         ...
 
     async def put_member(
         self, member: Member, edges: tuple[EdgeReport, ...], evaluations: list[StoredEvaluation]
     ) -> None:
-        """Stores one heartbeat: the member and what it reported. Raises StorageFull."""
+        """Stores one heartbeat: replaces the member's record, appends edges and evaluations. Raises StorageFull."""
         ...
 
     async def add_advice(self, changes: list[AdviceChange]) -> None:
-        """Appends to the log of what the advisor changed. Raises StorageFull."""
+        """Appends changes of the advice. Raises StorageFull."""
         ...
 
     async def forget_members(self, node_ids: list[NodeId]) -> None:
-        """Deletes members that are long gone."""
+        """Deletes the records of these members; ignores unknown ids. Raises StorageFull."""
         ...
 
     async def trim(self) -> None:
-        """Cuts the rings of versions and reports back to their bounds."""
+        """Deletes the oldest versions, edges, evaluations and changes of advice beyond their bounds (`MAX_..._ROWS`).
+
+        Raises StorageFull.
+        """
         ...
 
     async def close(self) -> None:
-        """Flushes to disk and closes the store."""
+        """Releases the store; no other call follows."""
         ...
 
 
 class MemoryCoordinatorStore:
-    """Implements `CoordinatorStore` in memory; survives a restart of the core within one process."""
+    """Implements `CoordinatorStore` in memory: the state survives a restart of the core, but not of the process."""
 
     def __init__(self) -> None:
         self._members: dict[NodeId, Member] = {}
@@ -111,7 +114,7 @@ class MemoryCoordinatorStore:
             self._members.pop(node_id, None)
 
     async def trim(self) -> None:
-        """The deques are bounded by themselves."""
+        """Does nothing: the deques are bounded already."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: there is nothing to release."""

@@ -1,7 +1,7 @@
-"""Turns of callers: a party with many calls waits for itself, one with few waits for at most one call of each other.
+"""Turns of callers: parties take turns, so that a party with many calls delays itself and not a party with few.
 
-Invariant: waiters are bounded per subnet and in all; where all places are taken, the subnet with most loses one. An
-established node never waits for a turn of a stranger, however many there are.
+Invariant: waiters are bounded per party and in all. When all places are taken, the party with most waiters loses one to
+a party with at least two fewer. An established node never waits for a turn of a stranger, however many there are.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from swarm.wire.connection_limits import MAX_KNOWN_SUBNETS, peer_subnet
 
 WAITING_PER_SUBNET: Final = 128  # the nodes behind one address report together after a pause
 WAITING: Final = 1024
-# gRPC takes calls in the order in which they come, and one in two or three rounds of the event loop. They have to come
-# in faster than they are answered: or they wait there, where nobody goes first.
+# gRPC hands over calls in the order of arrival, one in two or three rounds of the event loop. Calls have to be handed
+# over faster than they are answered, or they wait inside gRPC, where no caller goes first.
 ROUNDS: Final = 16  # of the event loop between two turns
 # Strangers together have at most half of the time, and 500 turns a second: 2,500 that report every 5 s.
 REST_S: Final = 0.002
@@ -30,19 +30,19 @@ class SubnetTurns:
 
     Example:
         async with turns.of("1.2.3.0/24"):
-            ...  # nobody else is in here
+            ...  # no other caller is in here
     """
 
     def __init__(
         self, per_subnet: int = WAITING_PER_SUBNET, total: int = WAITING, rounds: int = 0, rest_s: float = 0.0
     ) -> None:
-        """Between two turns lie rounds of the event loop, then a rest, which is no shorter than the turn was.
+        """Bounds the waiters and sets the pause after each turn.
 
         Args:
-            per_subnet: how many callers of one subnet may wait.
-            total: how many may wait in all.
-            rounds: of the event loop.
-            rest_s: the shortest rest; 0: none.
+            per_subnet: most callers of one subnet that may wait.
+            total: most callers that may wait in all.
+            rounds: rounds of the event loop after each turn.
+            rest_s: shortest rest after those rounds; a rest lasts at least as long as the turn did. 0 means no rest.
         """
         self._turns = FairTurns[str](1, 0, 1, max_waiting=total, max_waiting_per_party=per_subnet)
         self._rounds = rounds
@@ -50,7 +50,11 @@ class SubnetTurns:
 
     @asynccontextmanager
     async def of(self, subnet: str) -> AsyncGenerator[None]:
-        """Waits for a turn of this subnet. Raises Unavailable at the bounds, or when it has to make room."""
+        """Waits for a turn of this subnet and holds it.
+
+        Raises:
+            Unavailable: too many callers wait, or this one had to make room for another subnet.
+        """
         await self._turns.enter(subnet, is_known=True)
         begun_s = time.monotonic()
         try:
@@ -59,7 +63,7 @@ class SubnetTurns:
             self._rest(subnet, self._rounds, time.monotonic() - begun_s)
 
     def _rest(self, subnet: str, num_rounds: int, taken_s: float) -> None:
-        """Keeps the place for a while, so that others go on before the next turn."""
+        """Gives the place back after the rounds and the rest, so that other tasks run before the next turn."""
         if num_rounds:
             asyncio.get_running_loop().call_soon(self._rest, subnet, num_rounds - 1, taken_s)
         elif self._rest_s:
@@ -72,9 +76,9 @@ class SubnetTurns:
 class CallerTurns:
     """Two queues: established nodes, whose parties take turns, and strangers, whose subnets take turns.
 
-    Where every node is established a key says nothing: all nodes take turns by subnet, and those who have proved
-    nothing yet in the other queue. Elsewhere a subnet from which an established node called is known: calls from there
-    without a session go with the nodes.
+    In a private run every node is established, and a key proves nothing: nodes that proved a key take turns by subnet
+    in the first queue, all other callers in the second. In any other run, a subnet from which an established node
+    called is known, and callers from there without a session wait in the first queue.
 
     Example:
         async with turns.of_node(node_id, context.peer()):
@@ -82,18 +86,18 @@ class CallerTurns:
     """
 
     def __init__(self, parties: Parties | None = None) -> None:
-        """`parties`: decides which nodes are established; None: all are."""
+        """`parties`: decides which nodes are established; with None every node is."""
         self._parties = parties or Parties()
         self._known = SubnetTurns(rounds=ROUNDS)
         self._strange = SubnetTurns(rounds=ROUNDS, rest_s=REST_S)
         self._known_subnets = BoundedTable[str, None](MAX_KNOWN_SUBNETS)
 
     def is_stranger(self, node_id: NodeId) -> bool:
-        """True for a node that takes turns with strangers."""
+        """True if a node is not established, so that it takes turns with strangers."""
         return not self._parties.is_established(node_id)
 
     def of_node(self, node_id: NodeId, peer: str) -> AbstractAsyncContextManager[None]:
-        """A turn of a node that proved itself. `peer`: of its connection, as gRPC writes it."""
+        """Context manager for a turn of a node that proved itself. `peer`: address of its connection, from gRPC."""
         subnet = peer_subnet(peer)
         if self._parties.is_private:
             return self._known.of(subnet)
@@ -103,13 +107,13 @@ class CallerTurns:
         return self._known.of(self._parties.party_of(node_id))
 
     def of_peer(self, peer: str) -> AbstractAsyncContextManager[None]:
-        """A turn of a caller that has proved nothing yet."""
+        """Context manager for a turn of a caller that has proved nothing yet. `peer`: as in `of_node`."""
         return (self._known if self.is_known(peer) else self._strange).of(peer_subnet(peer))
 
     def is_known(self, peer: str) -> bool:
-        """True where established nodes call from the subnet of a peer; always false in a private run."""
+        """True if the subnet of a peer is known (`know`); always false in a private run."""
         return peer_subnet(peer) in self._known_subnets
 
     def know(self, subnet: str) -> None:
-        """Takes a subnet for one from which an established node calls."""
+        """Remembers that an established node calls from this subnet."""
         self._known_subnets[subnet] = None

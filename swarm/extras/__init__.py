@@ -1,4 +1,4 @@
-"""Extras: what stands beside the core and its operation, and is loaded by name where a user asks for it.
+"""Extras: packages beside the core and its operation, which are loaded by name when a user asks for them.
 
 Invariant: no other package imports from here; `swarm.plugins.EXTRAS` is the closed table of what can be loaded.
 """

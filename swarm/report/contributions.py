@@ -1,6 +1,6 @@
 """Contributions of each producer to a node, and refusals over time, for a page.
 
-Invariant: rows, columns and bars are bounded however many producers there were; the rest is in a row of its own.
+Invariant: rows, columns and bars are bounded however many producers there were; one row or column sums up the rest.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ OTHERS: Final = "others"
 
 @dataclass(frozen=True, kw_only=True)
 class ContributionView:
-    """One line of a node's table."""
+    """One row of a node's table of contributions."""
 
     who: str
     row: ContributionRow
@@ -42,12 +42,12 @@ class RefusalView:
 
 
 def names_of(swarm: SwarmResult) -> dict[NodeId, str]:
-    """Names of the nodes of the report by id."""
+    """Names of the nodes in the report, by id; nodes without an id are left out."""
     return {node.node_id: node.name for node in swarm.nodes if node.node_id}
 
 
 def contribution_views(node: NodeResult, names: Mapping[NodeId, str]) -> list[ContributionView]:
-    """The producers of most use, and one line for all further ones."""
+    """Rows of the first `MAX_ROWS` producers, and, if there are more, one row that sums up the others."""
     total = sum(row.num_learned_from for row in node.contributions)
     shown = list(node.contributions[:MAX_ROWS])
     views = [_view(_who(row.producer, node, names), row, total) for row in shown]
@@ -84,7 +84,7 @@ def _sum(rows: Sequence[ContributionRow]) -> ContributionRow:
 
 
 def sources_chart(swarm: SwarmResult) -> Markup:
-    """Learners by producers, groups learned from."""
+    """Matrix of the groups that each learner learned from, by producer."""
     names = names_of(swarm)
     totals = Counter[NodeId]()
     for node in swarm.nodes:
@@ -100,7 +100,7 @@ def sources_chart(swarm: SwarmResult) -> Markup:
 
 
 def sources_map(swarm: SwarmResult) -> Markup:
-    """Learners and producers, an arrow for the groups that one learned from another; "" where nobody did."""
+    """Map with an arrow from each producer to each other node that learned from its groups; empty if none did."""
     names = names_of(swarm)
     links = [
         MapLink(
@@ -124,7 +124,7 @@ def sources_map(swarm: SwarmResult) -> Markup:
 
 
 def refusal_views(swarm: SwarmResult) -> list[RefusalView]:
-    """Refusals over the time of each node that has any."""
+    """Refusals over time, for each node that refused a group."""
     return [_refusal_view(node) for node in swarm.nodes if node.refused_at]
 
 

@@ -32,7 +32,7 @@ class TurnView:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeView:
-    """One try at a problem, of one step of the policy."""
+    """One try at a problem by one step of the policy."""
 
     step: int
     turns: tuple[TurnView, ...]
@@ -67,7 +67,7 @@ class NodeView:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentView:
-    """One environment, node by node."""
+    """Success and episodes in one environment, node by node."""
 
     env: str
     exchange: str  # class of its episodes: whose count
@@ -78,14 +78,17 @@ class EnvironmentView:
         return any(node.problems for node in self.nodes)
 
     def is_open(self, node: NodeView) -> bool:
-        """True where the page shows its episodes unfolded: where they have several turns, those of the first node that
-        generates the environment, and of the first that does not."""
+        """True if the page shows the episodes of a node unfolded.
+
+        True only for episodes with several turns, of the first node that generates the environment and of the first
+        that does not.
+        """
         several = any(len(each.turns) > 1 for problem in node.problems for each in problem.tries)
         return several and node == next(each for each in self.nodes if each.is_own == node.is_own)
 
 
 def environment_views(result: RunResult) -> list[EnvironmentView]:
-    """Every environment, with those who generate it first."""
+    """A view of every environment with all nodes that train; nodes that generate the environment come first."""
     swarm = result.swarm
     rivals = {node.name: node for node in result.rival.trainers} if result.rival else {}
     views: list[EnvironmentView] = []
@@ -99,7 +102,10 @@ def environment_views(result: RunResult) -> list[EnvironmentView]:
 
 
 def example_of(views: Sequence[EnvironmentView]) -> tuple[str, NodeView, ProblemView] | None:
-    """An episode for a terminal: of an environment that its node does not generate, where there is one."""
+    """Environment, node and problem of an example for a terminal; None if no episode has several turns.
+
+    The node is one that does not generate the environment, if there is one.
+    """
     shown = [(view.env, node, node.problems[0]) for view in views for node in view.nodes if node.problems]
     several = [each for each in shown if any(len(one.turns) > 1 for one in each[2].tries)]
     return next((each for each in several if not each[1].is_own), next(iter(several), None))

@@ -67,7 +67,7 @@ class FollowRow:
 
 
 def follow_rows(swarm: SwarmResult) -> list[FollowRow]:
-    """A row for each node that took versions of another's policy."""
+    """A row for each node that took, or refused, versions of another node's policy."""
     made = {step: at_s for node in swarm.trainers for step, at_s in node.stepped_at_s.items()}
     return [_follow_row(node, made) for node in swarm.nodes if node.versions or node.num_not_taken]
 
@@ -90,7 +90,7 @@ def _follow_row(node: NodeResult, made: dict[int, float]) -> FollowRow:
 
 
 def turns_rows(swarm: SwarmResult) -> list[tuple[str, TurnsRow]]:
-    """Rows by learner and number of turns; empty where no episode has several turns and no group was too old."""
+    """(learner, row) for each number of turns; empty if no episode has several turns and no group was too old."""
     rows = [(node.name, row) for node in swarm.trainers for row in node.by_turns]
     return rows if any(row.num_turns > 1 or row.num_too_old for _, row in rows) else []
 
@@ -106,7 +106,7 @@ def accuracy_curve(node: NodeResult, environments: Collection[str], split: str) 
 
 
 def change(node: NodeResult, environments: Collection[str], split: str) -> Change | None:
-    """First and last point of the curve, with problems and majority baseline; None without two points."""
+    """First and last point of `accuracy_curve`, with problems and majority baseline; None without two points."""
     curve = accuracy_curve(node, environments, split)
     if len(curve) < 2:
         return None
@@ -155,7 +155,10 @@ def _mean_of(histogram: Mapping[int, int]) -> float | None:
 
 
 def mean_change(swarm: SwarmResult, split: str, own: bool) -> Change | None:
-    """Mean over nodes that train of the change on tasks in their curriculum (`own`) or not in it; None without one."""
+    """Mean change of the nodes that train, on tasks in their curriculum (`own`) or not in it.
+
+    None if one of them has no change, or no node trains.
+    """
     changes = [change(node, environments_of(swarm, node, own), split) for node in swarm.trainers]
     known = [found for found in changes if found is not None]
     if not known or len(known) < len(changes):
@@ -169,7 +172,7 @@ def mean_change(swarm: SwarmResult, split: str, own: bool) -> Change | None:
 
 
 def shared_step(result: RunResult) -> int | None:
-    """The last step that every node that trains, of both runs, was evaluated at: where they may be compared."""
+    """Last step at which every node that trains, of the run and its rival, was evaluated; None if there is none."""
     if result.rival is None:
         return None
     nodes = (*result.swarm.trainers, *result.rival.trainers)
@@ -178,7 +181,16 @@ def shared_step(result: RunResult) -> int | None:
 
 
 def advantage_over_rival(result: RunResult, split: str, own: bool) -> float | None:
-    """Mean accuracy of the swarm minus its rival at `shared_step`, on tasks in a node's curriculum or not in it."""
+    """Mean accuracy of the swarm minus that of its rival at `shared_step`.
+
+    Args:
+        result: a run with its rival.
+        split: problems that count.
+        own: True for the tasks in a node's curriculum, False for all others.
+
+    Returns:
+        None if there is no rival or no shared step, or a node has no accuracy at that step.
+    """
     step = shared_step(result)
     if step is None or result.rival is None:
         return None
@@ -195,17 +207,17 @@ def advantage_over_rival(result: RunResult, split: str, own: bool) -> float | No
 
 
 def step_curve(node: NodeResult, figure: str) -> Points:
-    """(step, figure) of every step that has it."""
+    """(step, value) of every step that has this figure."""
     return [(float(row.step), float(value)) for row in node.steps if (value := getattr(row, figure)) is not None]
 
 
 def step_at(node: NodeResult, at_s: float) -> int:
-    """Newest step that the node had made at a time; 0 before the first."""
+    """Newest step that the node had made at a time; 0 before the first step."""
     return max((row.step for row in node.steps if row.at_s <= at_s), default=0)
 
 
 def smooth(points: Points, window: int = 5) -> Points:
-    """Centred moving average over up to `window` points, shorter at the ends."""
+    """Centred moving average over an odd number of points (`window`), over fewer at the ends."""
     half = window // 2
     return [
         (x, fmean(y for _, y in points[max(0, index - half) : index + half + 1])) for index, (x, _) in enumerate(points)
@@ -213,6 +225,6 @@ def smooth(points: Points, window: int = 5) -> Points:
 
 
 def largest_gap_s(node: NodeResult) -> float | None:
-    """Longest time between two steps; None with fewer than two."""
+    """Longest time between two successive steps; None with fewer than two steps."""
     times = [row.at_s for row in node.steps]
     return max((later - earlier for earlier, later in pairwise(times)), default=None)

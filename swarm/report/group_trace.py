@@ -1,6 +1,7 @@
-"""One group through every node that saw it: made, admitted or refused, drawn, learned from.
+"""History of one group at every node that saw it: made, admitted or refused, drawn, learned from.
 
-Invariant: each line comes from an event or the store of the named node; what neither can know has a list of its own.
+Invariant: each line comes from an event or the store of the named node; questions that neither of them can answer have
+their own list.
 """
 
 import json
@@ -49,7 +50,7 @@ class TraceLine:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTrace:
-    """Everything that is known of a group."""
+    """Everything that the logs and stores of some nodes show about a group."""
 
     digest: str
     env: str
@@ -61,7 +62,7 @@ class GroupTrace:
 
 @dataclass
 class _Seen:
-    """The log and the store of one node, as far as they bear on digests with the prefix."""
+    """Events of one node about digests with a prefix, and the node's store."""
 
     directory: NodeDirectory
     store: sqlite3.Connection | None
@@ -71,7 +72,7 @@ class _Seen:
     nameless: Counter[tuple[NodeId, str]] = field(default_factory=Counter)  # refused without a digest: producer, reason
 
     def read_log(self, prefix: str) -> None:
-        """Reads the event log from its beginning."""
+        """Reads the whole event log, and keeps the events about digests with this prefix."""
         begins, num_drawn = prefix.encode(), set[int]()
 
         def is_wanted(line: bytes) -> bool:
@@ -97,11 +98,11 @@ class _Seen:
 
     @property
     def digests(self) -> set[str]:
-        """Digests that the log names."""
+        """Digests with the prefix that the log names."""
         return {*self.events, *self.draws}
 
     def stored_digests(self, prefix: str) -> list[str]:
-        """Digests in the store, also of deleted and used groups."""
+        """Digests with this prefix in the store, including those of deleted and of used groups."""
         if self.store is None:
             return []
         like = "SELECT lower(hex(digest)) FROM {} WHERE hex(digest) LIKE ? LIMIT ?"
@@ -109,17 +110,17 @@ class _Seen:
         return [row[0] for row in self.store.execute(query, (f"{prefix.upper()}%", MAX_FOUND) * 3)]
 
     def stored_group(self, key: bytes) -> ScoredGroup | None:
-        """The group itself, where the store has it still."""
+        """The group, if the store still has it; else None."""
         return None if self.store is None else group_of(self.store, key)
 
     def deleted_at_s(self, key: bytes) -> float | None:
-        """Wall clock at which the store deleted the group; None where it did not."""
+        """Wall clock at which the store deleted the group; None if it did not."""
         query = "SELECT deleted_s FROM tombstones WHERE digest = ?"
         row = None if self.store is None else self.store.execute(query, (key,)).fetchone()
         return None if row is None else row[0]
 
     def source_weight(self, draw_step: int, producer: NodeId) -> float | None:
-        """The weight by which a draw chose a source, where the coordinator gave it one."""
+        """The weight that the coordinator's advice gave a source in a draw; None if it gave none."""
         query = "SELECT source_weights FROM draws WHERE step = ?"
         row = None if self.store is None else self.store.execute(query, (draw_step,)).fetchone()
         with suppress(ValueError, TypeError, KeyError):
@@ -132,7 +133,8 @@ def trace_group(directories: Sequence[NodeDirectory], prefix: str) -> GroupTrace
     """Follows the group whose digest begins with `prefix` through the logs and stores of some nodes (blocking).
 
     Raises:
-        ConfigError: no digest, none that begins so, or several.
+        ConfigError: `prefix` is not the beginning of a digest, no group has it, several groups have it, or a store
+            cannot be read.
     """
     prefix = prefix.lower()
     if not _DIGEST.fullmatch(prefix):
@@ -310,7 +312,11 @@ def _unknown(digest: str, producer: NodeId, nodes: Sequence[_Seen], names: Mappi
 
 
 def _why_not_seen(node: _Seen, producer: NodeId) -> str:
-    """A log has the digest of a refused group only where it is the first of its reason and producer in a while."""
+    """Remark on a node whose log does not name the group.
+
+    A log has the digest of a refused group only if it is the first of its reason and producer in a while; the remark
+    sums up the refusals without a digest.
+    """
     nameless = Counter[str]()
     for (who, reason), count in node.nameless.items():
         if who in (producer, ""):

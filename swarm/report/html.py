@@ -102,7 +102,7 @@ def as_json(result: RunResult) -> JsonDict:
 
 
 def report_templates() -> Environment:
-    """Templates of this package, with their filters."""
+    """Jinja environment with the templates of this package and their filters."""
     environment = templates("swarm.report")
     environment.filters.update(
         figure=figure, arrow=arrow, short=short, size=_size, thousands=lambda n: f"{n:,}", cut=_cut, at=_at
@@ -114,7 +114,8 @@ def render_html(result: RunResult, root: str = "", pages: Sequence[tuple[str, st
     """The report as one HTML page.
 
     Args:
-        root: path of style sheet and script where it is served; "" for a file that stands alone.
+        result: run to show.
+        root: path at which style sheet and script are served; empty for a file that stands alone.
         pages: (words, link) of further pages.
     """
     swarm = result.swarm
@@ -173,7 +174,10 @@ def render_html(result: RunResult, root: str = "", pages: Sequence[tuple[str, st
 
 
 def accuracy_chart(result: RunResult, split: str, own: bool) -> Markup:
-    """One line per node: mean accuracy over the tasks in its curriculum (`own`) or not in it; the rival dashed."""
+    """Chart of each node's mean accuracy on the tasks in its curriculum (`own`) or not in it.
+
+    The lines of a rival are dashed.
+    """
     series: list[svg.Series] = []
     levels: list[float] = []
     for name, swarm in _swarms(result):
@@ -208,7 +212,7 @@ def _by_node(
     y_range: tuple[float, float] | None = None,
     marks: Sequence[svg.Mark] = (),
 ) -> Markup:
-    """A line for each node."""
+    """Chart with a line for each node."""
     series = [svg.Series(name=node.name, points=points_of(node), color=index) for index, node in enumerate(swarm.nodes)]
     return svg.line_chart(series, x_label=x_label, y_range=y_range, marks=marks)
 
@@ -224,7 +228,7 @@ def _reward_chart(swarm: SwarmResult) -> Markup:
 
 
 def _made_chart(swarm: SwarmResult, figure_of: Callable[[MadeRow], float]) -> Markup:
-    """Lines over minutes since each node's own beginning, so that nodes of several runs can be compared."""
+    """Chart over the minutes since each node's own beginning, so that nodes of several runs can be compared."""
     return _by_node(
         swarm, lambda node: [(row.minute - node.began_at_s // 60, figure_of(row)) for row in node.made], "minutes"
     )
@@ -240,7 +244,7 @@ def _step_charts(swarm: SwarmResult) -> list[tuple[str, str, Markup]]:
 
 
 def _ages_chart(histograms: Mapping[str, Mapping[int, int]], x_label: str) -> Markup:
-    """Groups by age, one histogram upon the other."""
+    """Chart of groups by age, as stacked bars with a part for each histogram."""
     oldest = max((age for ages in histograms.values() for age in ages), default=0)
     groups = [
         (str(age), [(name, float(ages.get(age, 0))) for name, ages in histograms.items()]) for age in range(oldest + 1)
@@ -261,7 +265,7 @@ def _time_names(swarm: SwarmResult) -> list[str]:
 
 
 def _lanes(node: NodeResult) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Two lanes per node, learning and generating: they run at the same time."""
+    """Lanes of a node: learning, and generating if it took time; both run at the same time."""
     seconds = node.seconds
     learning = [(phase, seconds[phase]) for phase in LEARN_PHASES if seconds.get(phase, 0.0) > 0.005]
     inside = sum(value for phase, value in learning if phase in ("score", "backward", "optimizer"))
@@ -288,7 +292,7 @@ def _time_chart(swarm: SwarmResult) -> Markup:
 
 
 def _at(at_s: float) -> str:
-    """A time of day, UTC."""
+    """Time of day in UTC, with tenths of a second; a dash for 0."""
     return time.strftime("%H:%M:%S", time.gmtime(at_s)) + f".{int(at_s % 1 * 10)}" if at_s else "-"
 
 
@@ -309,7 +313,7 @@ def _refusals(swarm: SwarmResult) -> list[tuple[str, list[int], int]]:
 
 
 def _cards(result: RunResult) -> list[tuple[str, str, str]]:
-    """(value, what it is, remark) of the figures that matter most."""
+    """(value, title, remark) of the figures that matter most."""
     swarm, cards = result.swarm, list[tuple[str, str, str]]()
     for own, words in ((False, "tasks not in its curriculum"), (True, "tasks in its curriculum")):
         every, held_out = (mean_change(swarm, split, own) for split in ("all", "held_out"))

@@ -1,10 +1,10 @@
 """Invariants of a run, checked from the nodes' own events while they happen.
 
 Invariant: the checks know only events, so that the same ones judge a virtual swarm, a swarm of processes, and a
-recorded event file; a virtual swarm also shows them what is sent, and the calls of the coordinator.
+recorded event file; a virtual swarm also shows them the groups that are sent, and the calls of the coordinator.
 
 Safety is checked at each event, while faults go on (every `_violate` of `check`, `sent`, `bound`). Liveness (PROGRESS)
-is only asked for after `healed`: no step is due while faults go on.
+is checked in `finish` alone: each live node made a step, and another one after `healed` if that was called.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ Named = tuple[str, NodeId, int, str]  # lineage, producer of the group, step, di
 
 @dataclass(frozen=True, kw_only=True)
 class InvariantVerdict:
-    """One invariant of a finished run."""
+    """Verdict on one invariant of a run."""
 
     name: str
     holds: bool
@@ -45,7 +45,7 @@ class InvariantVerdict:
 
 @dataclass
 class Invariants:
-    """Checks every event in order; `verdicts` lists which invariants held."""
+    """Checks the events of nodes, in order for each node; `verdicts` lists which invariants held."""
 
     violations: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _put: dict[NodeId, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -78,7 +78,7 @@ class Invariants:
     _num_calls: int = 0  # of the coordinator, whose answers were checked
 
     def check(self, node: NodeId, event: Event) -> None:
-        """One event of one node."""
+        """Checks one event of a node."""
         match event:
             case GroupAdmitted():
                 self._admitted[node].add(event.digest)
@@ -114,14 +114,14 @@ class Invariants:
                 pass  # no invariant follows from it
 
     def _note_versions(self, node: NodeId, group: GroupPut | GroupAdmitted, what: str) -> None:
-        """Notes versions to check at the end: events of several processes come in no exact order."""
+        """Keeps the versions that a group names for `finish`: events of several processes come in no exact order."""
         for step, digest in group.versions:
             named = (group.policy_id, group.producer, step, digest)
             if named not in self._named:
                 self._named[named] = f"{node[:8]}: {what} group {group.digest[:8]}"
 
     def _check_versions(self) -> None:
-        """Versions of a lineage outside the run are not judged."""
+        """Checks that the kept versions existed. Versions of a lineage outside the run are not judged."""
         for (policy, producer, step, digest), where in self._named.items():
             published = self._published.get(policy)
             if published is None or not self._knows(policy):
@@ -151,31 +151,31 @@ class Invariants:
             self._violate(REPEAT, f"{node[:8]}: step {made.step} became another without a DrawsAbandoned event")
 
     def _abandon(self, node: NodeId, first: int, last: int) -> None:
-        """The node announced that it cannot repeat these draws: steps of other draws may take the place of theirs."""
+        """Notes that a node cannot repeat these draws, so that other draws may make their steps."""
         self._abandoned[node].update(range(first, last + 1))
         self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < first}
 
     def _forget_draws(self, node: NodeId) -> None:
-        """The node announced that its journal is lost: numbers of draws come again, and groups may be used again."""
+        """Forgets the draws of a node that lost its journal: numbers of draws and groups may be used again."""
         for of_nodes in (self._drawn, self._uses, self._steps, self._made, self._abandoned, self._places):
             of_nodes.pop(node, None)
         self._num_journals_lost += 1
 
     def sent(self, node: NodeId, sealed: SealedGroup) -> None:
-        """An honest node sends a group."""
+        """Checks the bytes of a group that an honest node sends."""
         self._num_sent += 1
         if hashlib.sha256(sealed.body).digest() != sealed.digest:
             self._violate(SENT_WHOLE, f"{node[:8]} sent group {sealed.digest.hex()[:8]} with other bytes")
 
     def placed(self, node: NodeId, at: Cursor, digest: str) -> None:
-        """A group has a position in the log of a node."""
+        """Checks that a position in the log of a node has only ever been that of one group."""
         known = self._places_of.setdefault((node, at.epoch, at.sequence), digest)
         if known != digest:
             what = f"position {at.sequence} of its log is that of groups {known[:8]} and {digest[:8]}"
             self._violate(ONE_PLACE, f"{node[:8]}: {what}")
 
     def coordinator(self, violations: Sequence[str], num_calls: int) -> None:
-        """Violations found in the calls of the coordinator."""
+        """Adds violations that were found in the answers of the coordinator. `num_calls`: calls checked in all."""
         self._num_calls = num_calls
         for violation in violations:
             self._violate(COORDINATED, violation)
@@ -195,7 +195,10 @@ class Invariants:
             self._check_shares(node, draw)
 
     def _check_shares(self, node: NodeId, draw: GroupsDrawn) -> None:
-        """Newcomers have at most one in eight of the places for others' groups, over this draw and those before it."""
+        """Checks that newcomers got at most one in SHARE of the places for others' groups.
+
+        The share counts over this draw and any number of draws before it within the window.
+        """
         places = self._places[node]  # of each draw: how many, and how many of them are newcomers'
         num_newcomers = sum(group.producer != node and group.producer not in self.members for group in draw.groups)
         self._num_of_newcomers += num_newcomers
@@ -236,12 +239,12 @@ class Invariants:
         dead: frozenset[NodeId] = frozenset(),
         excused: frozenset[NodeId] = frozenset(),
     ) -> None:
-        """After the run.
+        """Checks versions and progress after the run, or so far.
 
         Args:
             steps: the head step of every node that trains.
             dead: nodes that were killed for good.
-            excused: nodes that had no time, or no groups, for a first step; after `healed` they owe one, too.
+            excused: nodes that had no time, or no groups, for a first step; after `healed` they must make one, too.
         """
         self._check_versions()
         for node, step in steps.items():
@@ -254,22 +257,22 @@ class Invariants:
                 self._violate(PROGRESS, f"{node[:8]} made no optimizer step after every fault had healed")
 
     def healed(self) -> None:
-        """From now on no fault happens any more: every live node has to make steps until `finish`."""
+        """Notes that all faults are over: every live node has to make a step before `finish`."""
         self._num_steps_before = self._num_steps.copy()
 
     def bound(self, node: NodeId, what: str, value: float, limit: float) -> None:
-        """A buffer's fill against its bound."""
+        """Checks a buffer's fill against its bound."""
         if value > limit:
             self._violate(BOUNDS, f"{node[:8]}: {what} {value} exceeds {limit}")
 
     def learned(self, node: NodeId, draw: int, name: str, wrong: Sequence[str]) -> None:
-        """A learner was given a draw; `wrong` lists its violations of the invariant `name`."""
+        """Counts a draw as judged by the invariant `name`, and adds its violations (`wrong`)."""
         self._num_judged[name] += 1
         for what in wrong:
             self._violate(name, f"{node[:8]}: draw {draw}: {what}")
 
     def reach(self, name: str, wrong: str = "") -> None:
-        """One check of the ways to nodes that cannot be dialled, with its violation."""
+        """Counts a check of the invariant `name` on nodes that cannot be dialled; `wrong` is its violation, if any."""
         self._num_reach[name] += 1
         if wrong:
             self._violate(name, wrong)
@@ -281,7 +284,7 @@ class Invariants:
         self.violations[name].append(detail)
 
     def verdicts(self) -> list[InvariantVerdict]:
-        """Every invariant, whether it held, and the first violations."""
+        """Verdict on every invariant that was checked, with the first three violations or with counts."""
         num_abandoned = sum(map(len, self._abandoned.values()))
         shares = [SHARES] if self.members else []
         learned = list(self._num_judged)
@@ -354,4 +357,4 @@ BLAMED = frozenset(
         *("unknown_environment", "unknown_task", "unusable_correction"),
     }
 )
-"""Reasons of which none depends on time, chance or the way that a group took."""
+"""Reasons of refusals that depend neither on time nor on chance nor on the route of a group."""

@@ -1,7 +1,6 @@
-"""Progress of running nodes by their events; of a simulation as a live table, or one plain line per interval.
+"""Progress of running nodes from their events; for a simulation as a live table, or as one plain line per interval.
 
-Invariant: every figure comes from an event; showing never changes or slows a run noticeably (at most four redraws a
-second).
+Invariant: only reads events, and redraws at most four times a second, so that showing slows no run noticeably.
 """
 
 import math
@@ -48,7 +47,7 @@ WORKING = ("starting", "ready", "learning")  # states in which the worker's own 
 
 @dataclass
 class NodeProgress:
-    """Progress of one node by its events until now."""
+    """Progress of one node according to its events so far."""
 
     curriculum: tuple[str, ...] = ()
     state: str = "starting"
@@ -67,7 +66,7 @@ class NodeProgress:
     _total: Counter[str] = field(default_factory=Counter[str])  # of all draws
 
     def update(self, event: Event) -> None:
-        """Takes one event of the node."""
+        """Applies one event of the node."""
         match event:
             case StepMade():
                 self.state, self.step = "learning", event.step
@@ -111,7 +110,7 @@ class NodeProgress:
 
     @property
     def num_external(self) -> int:
-        """Groups of other policies learned from."""
+        """Groups of other policies learned from, counted as in `num_local`."""
         return self._total["external"]
 
     def _count(self, draw_step: int, learned_from: Iterable[GroupUse]) -> None:
@@ -121,18 +120,21 @@ class NodeProgress:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Over the last 30 seconds of generation."""
+        """Generated tokens per second in the 30 s before the newest group; None with fewer than two groups there."""
         if len(self.puts) < 2 or self.puts[-1][0] <= self.puts[0][0]:
             return None
         return sum(tokens for _, tokens, _ in self.puts[1:]) / (self.puts[-1][0] - self.puts[0][0])
 
     @property
     def made_reward(self) -> float | None:
-        """Mean reward of its own groups over the same time."""
+        """Mean reward of the groups made in the 30 s before the newest one; None without a group."""
         return fmean(reward for *_, reward in self.puts) if self.puts else None
 
     def mean_accuracy(self, own: bool) -> float | None:
-        """Newest accuracy over all problems, mean over the environments in its curriculum or not in it."""
+        """Newest accuracy on all problems, mean over the environments in the curriculum (`own`) or not in it.
+
+        None if none of them was evaluated.
+        """
         values = [a for (env, split), a in self.accuracy.items() if split == "all" and (env in self.curriculum) == own]
         return fmean(values) if values else None
 
@@ -155,7 +157,17 @@ class LiveProgress:
         times: Mapping[str, TimeLeft] | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """`times`: time left of each node that trains; None: not known."""
+        """Prepares the display; the `with` shows it.
+
+        Args:
+            console: console to draw on.
+            title: first line.
+            curricula: environments of each node, by name.
+            num_steps: steps of each node; 0 if unknown.
+            monotonic_s: clock of the display.
+            times: estimate of the time left for each node that trains, by name; None: no estimate.
+            now_s: wall clock.
+        """
         self._console = console
         self._title = title
         self._rows = {name: NodeProgress(curriculum=environments) for name, environments in curricula.items()}
@@ -184,7 +196,7 @@ class LiveProgress:
             self._print_line()
 
     def watch(self, name: str, event: Event) -> None:
-        """Takes one event of one node; `coordinator` counts as a node once something happens to it."""
+        """Applies one event of a node; an unknown name, such as `coordinator`, gets its own row."""
         if name not in self._rows:
             self._rows[name] = NodeProgress(curriculum=())
         self._rows[name].update(event)
@@ -193,7 +205,7 @@ class LiveProgress:
         self.tick()
 
     def tick(self, activities: Mapping[str, str] | None = None) -> None:
-        """Lets the clock go on while no event comes. `activities`: present work of each node; None: as before."""
+        """Refreshes the display between events. `activities`: present work of each node; None: as before."""
         self._activities = self._activities if activities is None else activities
         if not self._is_foretold and (left_s := self.left_s()) is not None:
             self._is_foretold = True
@@ -207,10 +219,10 @@ class LiveProgress:
             self._print_line()
 
     def left_s(self) -> float | None:
-        """Seconds until the last of the nodes has made its steps; None where they are not known.
+        """Estimated seconds until every node has made its steps; None if no estimate is known.
 
-        Where more nodes than cores share the machine, a slow node becomes faster as others end. The mean of the nodes
-        that still work counts then, and else the slowest.
+        With more nodes than cores, a slow node becomes faster as others end: the estimate is the mean over the nodes
+        that still work. Otherwise it is that of the slowest node.
         """
         left = [of_node.seconds(self._now_s()) for of_node in self._times.values()]
         known = [seconds for seconds in left if seconds is not None]
@@ -220,7 +232,7 @@ class LiveProgress:
         return fmean(working) if len(self._times) > (os.cpu_count() or 1) else max(working)
 
     def table(self) -> Table:
-        """Table of every node as it stands now."""
+        """Table with a row for each node at this moment."""
         table = Table(title=Text(f"{self._title}  {self._elapsed()}"), title_justify="left")
         for name in ("node", "state", "step"):
             table.add_column(name)
@@ -247,7 +259,7 @@ class LiveProgress:
         )
 
     def _doing(self, name: str, row: NodeProgress) -> str:
-        """Its present work in brackets; empty where it has ended, or is not known."""
+        """Present work of a node in brackets; empty if the node has ended, or its work is not known."""
         works = row.state in WORKING and name in self._activities
         return f" ({self._activities[name]})" if works else ""
 
@@ -270,7 +282,7 @@ class LiveProgress:
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """A number with fixed digits, `.71` style below one, or a dash for what is not known (None or NaN)."""
+    """A number with fixed digits, without the zero before the point (`.71`); a dash for None or NaN."""
     if value is None or math.isnan(value):
         return "-"
     text = f"{value:.{digits}f}"

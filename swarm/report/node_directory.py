@@ -1,6 +1,6 @@
-"""Directories of nodes, running or not, as the result that a report shows.
+"""Reader of the directories of nodes, running or not: their result for a report.
 
-Invariant: only reads, one event at a time; a missing part is left out of the report, which has a remark on it.
+Invariant: only reads, one event at a time; a part that is missing is left out of the report.
 """
 
 import time
@@ -31,7 +31,7 @@ MAX_IDLE_S: Final = 300.0  # as `swarm status` has it
 
 @dataclass(frozen=True, kw_only=True)
 class NodeDirectory:
-    """Files of a node's directory, without its events."""
+    """Contents of a node's directory, without the events."""
 
     path: Path
     name: str
@@ -42,24 +42,28 @@ class NodeDirectory:
 
     @property
     def events(self) -> EventTail:
-        """Its event log, from the beginning."""
+        """A reader of the event log, from its beginning."""
         return EventTail(self.path / EVENTS)
 
     @property
     def is_whole(self) -> bool:
-        """True where no file of its event log is gone."""
+        """True if no file of the event log is gone."""
         return not isinstance(next(self.events.stream(), None), EarlierRefusals)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Reasons for which it makes no progress, as in `swarm status`."""
+        """Reasons why the node makes no progress, as in `swarm status`; none without a status."""
         if not self.status:
             return ()
         return tuple(problems(self.status, time.time(), MAX_IDLE_S, self.is_running, self.path))
 
 
 def open_directory(path: Path) -> NodeDirectory:
-    """Reads what stands beside the events. Raises ConfigError where it is no node's directory."""
+    """Reads configuration, status and key of a node's directory; leaves out those that cannot be read.
+
+    Raises:
+        ConfigError: there is no event log, so it is no node's directory.
+    """
     if not (path / EVENTS).is_file():
         raise ConfigError(
             f"{path}: no {EVENTS}, so no directory of a node that was started; `swarm join` and `swarm train` name "
@@ -85,7 +89,11 @@ def open_directory(path: Path) -> NodeDirectory:
 
 
 def open_directories(paths: Sequence[Path]) -> list[NodeDirectory]:
-    """Several of them, each with a name of its own. Raises ConfigError as `open_directory`, and for one twice."""
+    """Reads several directories; nodes of the same name get their path as part of the name.
+
+    Raises:
+        ConfigError: as `open_directory`, or for a directory that is named twice.
+    """
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError(f"{', '.join(map(str, paths))}: the same directory is named twice; name each once")
     found = [open_directory(path) for path in paths]
@@ -94,14 +102,14 @@ def open_directories(paths: Sequence[Path]) -> list[NodeDirectory]:
 
 
 class NodeReports:
-    """The report of one node, or of several side by side, again and again: each time only new events are read.
+    """Reports of one node, or of several side by side, again and again; each `read` parses only new events.
 
     Example:
         result = NodeReports([Path("swarm-train")]).read(num_samples=6)
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises ConfigError: one is no node's directory."""
+        """Opens the directories; if there are several, reads which groups they made. Raises as `open_directories`."""
         self._paths = paths
         self.directories = open_directories(paths)
         self._tails = [EventTail(path / EVENTS) for path in paths]
@@ -116,9 +124,13 @@ class NodeReports:
                     self._invariants.check(each.node_id, event)
 
     def read(self, num_samples: int = 0) -> RunResult:
-        """The report as the directories have it now (blocking; at first 6 s for 100,000 events).
+        """Returns the report of the directories as they are now (blocking; at first 6 s for 100,000 events).
 
-        It shows so many of the newest groups of each node. Raises ConfigError where a directory is gone.
+        Args:
+            num_samples: number of newest groups of each node that the report shows.
+
+        Raises:
+            ConfigError: a directory or its event log is gone.
         """
         self.directories = open_directories(self._paths)
         nodes = [
@@ -173,7 +185,7 @@ def _with_directory(node: NodeResult, directory: NodeDirectory, num_samples: int
 
 
 def _samples(directory: NodeDirectory, limit: int) -> tuple[tuple[SampledGroup, ...], str]:
-    """The newest groups, half of them others' where there are any; or why there are none."""
+    """Up to `limit` newest groups, up to half of them of other nodes, and a remark if they cannot be read."""
     if not limit or not (directory.path / STORE).is_file():
         return (), ""
     try:
@@ -200,7 +212,7 @@ def _title(directories: Sequence[NodeDirectory]) -> str:
 
 
 def _options(directories: Sequence[NodeDirectory]) -> dict[str, Any]:
-    """Configuration of the nodes; where a value differs, that of each."""
+    """Configuration of the nodes by key; if the values of a key differ, the value of each node."""
     rows: dict[str, dict[str, str]] = {}
     for each in directories:
         for key, value in _settings(each).items():

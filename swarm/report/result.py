@@ -1,7 +1,7 @@
 """Result of a run, finished or not: plain values that a report shows.
 
-Invariant: every figure of a report comes from here, and everything here comes from an event or a status that a node
-wrote (`swarm.report.tally` reads them).
+Invariant: every figure of a report comes from here, and everything here comes from an event, a status or a group that a
+node wrote (`swarm.report.tally` and `swarm.report.node_directory` read them).
 """
 
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class MadeRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnsRow:
-    """Fates of the groups of a node's own policy whose longest episode has so many turns."""
+    """Fates of a node's own groups whose longest episode has this number of turns."""
 
     num_turns: int
     num_made: int  # here, and by followers
@@ -69,7 +69,7 @@ class TurnsRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributionRow:
-    """Groups that one producer brought to a node, and their fates."""
+    """Groups of one producer at a node, and their fates."""
 
     producer: NodeId  # empty: refused groups that the log names no producer of
     num_brought: int = 0  # groups that were made here, or admitted
@@ -143,7 +143,7 @@ class NodeResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmResult:
-    """Result of one run of all nodes."""
+    """Results of all nodes of one run."""
 
     nodes: tuple[NodeResult, ...]
     began_at_s: float  # wall clock; until the first step it was set-up
@@ -162,7 +162,7 @@ class SwarmResult:
 
     @property
     def minutes(self) -> float:
-        """From the first step to the end."""
+        """Minutes from the first step, or from the beginning if there was no step, to the end."""
         return max(0.0, self.ended_at_s - (self.first_step_at_s or self.began_at_s)) / 60
 
     @property
@@ -173,7 +173,7 @@ class SwarmResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """One or more nodes, with another run to compare it with when one was asked for.
+    """Result of one or more nodes, and of the run that they are compared with if there is one.
 
     Example:
         RunResult(title="two nodes", swarm=swarm, invariants=tuple(invariants.verdicts()))
@@ -189,7 +189,7 @@ class RunResult:
 
     @property
     def tries_words(self) -> str:
-        """Words for the tries at an evaluation."""
+        """Description of the tries at a problem of an evaluation."""
         return f"sampled, mean of {self.num_tries} tries" if self.num_tries else "greedy"
 
     @property

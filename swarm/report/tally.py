@@ -1,7 +1,7 @@
 """Tally of a node's events: the result of the node, from one pass over its log.
 
-Invariant: what is kept grows with steps and groups, not with events; a step or evaluation repeated after a restart
-counts once, as it was made last, and a skipped step stands beside the one whose version it kept.
+Invariant: memory grows with steps, groups and minutes, not with all events; a step or evaluation repeated after a
+restart counts once, as it was made last, and a skipped step has its own row.
 """
 
 import math
@@ -42,7 +42,7 @@ _Stored = tuple[str, int, NodeId, str]  # environment, turns, producer, lineage
 
 
 class NodeTally:
-    """Counts a node's events, in order; `result` may be asked for at any time.
+    """Counts a node's events, in order; `result` can be called at any time.
 
     Example:
         tally = NodeTally()
@@ -81,7 +81,7 @@ class NodeTally:
         self._marks: list[tuple[float, str]] = []
 
     def add(self, event: Event) -> None:
-        """Counts one event; one whose figures the disk changed beyond reading is left out."""
+        """Counts one event; ignores an event whose time, reward or accuracy is not finite."""
         figures = (event.at_s, getattr(event, "reward_mean", 0.0), getattr(event, "accuracy", 0.0))
         if not all(map(math.isfinite, figures)):
             return
@@ -138,16 +138,16 @@ class NodeTally:
         trains: bool = True,
         episodes: Sequence[ShownEpisode] = (),
     ) -> NodeResult:
-        """The result by all events until now.
+        """Returns the result according to all events so far.
 
         Args:
-            name: of the node, for people.
-            node_id: hex; taken from the NodeStarted event when empty.
-            curriculum: environments that it generates for; empty: those of its own groups.
+            name: name of the node, for people.
+            node_id: hex; if empty, that of the events, or else that of the status.
+            curriculum: environments that the node generates for; if empty, those of its own groups.
             status: `Daemon.status()` as JSON, or an empty dict.
-            num_starts: starts of its process; 0: as counted from its events.
-            trains: whether it has a learner.
-            episodes: to show, of its first and newest evaluation.
+            num_starts: starts of the node's process; 0: as counted from the events.
+            trains: True if the node has a learner.
+            episodes: episodes to show, of the first and the newest evaluation.
         """
         status = status or {}
         own_id = node_id or self.node_id or str(status.get("node_id", ""))
@@ -251,14 +251,14 @@ class NodeTally:
             self._consumed[step.draw_step] = tuple(groups_learned_from(draw, step))
 
     def _learned_from(self, consumed: Sequence[GroupUse]) -> dict[str, tuple[int, int]]:
-        """Environment -> groups learned from, of the own policy and of others, where the events say where they are."""
+        """Environment -> groups learned from, of the own policy and of others; without groups that no event stored."""
         counts = Counter(
             (self._stored[use.digest][0], use.is_own_policy) for use in consumed if use.digest in self._stored
         )
         return {env: (counts[env, True], counts[env, False]) for env in sorted({env for env, _ in counts})}
 
     def _by_turns(self, own_id: NodeId, consumed: Sequence[GroupUse]) -> tuple[TurnsRow, ...]:
-        """Rows of the groups of the own lineage, whichever node made them."""
+        """Rows of the groups of the own lineage, and of all groups that the node made, by number of turns."""
         turns_of = {
             digest: turns
             for digest, (_, turns, producer, policy_id) in self._stored.items()
@@ -327,7 +327,7 @@ def node_result(
     trains: bool = True,
     episodes: Sequence[ShownEpisode] = (),
 ) -> NodeResult:
-    """Result of a node whose events, in order, are at hand; its arguments are those of `NodeTally.result`."""
+    """Result of a node from its events, in order; the other arguments are those of `NodeTally.result`."""
     tally = NodeTally()
     for event in events:
         tally.add(event)
@@ -339,5 +339,5 @@ def _histogram(values: Iterable[int]) -> dict[int, int]:
 
 
 def _measured(figure: float | None) -> float | None:
-    """None for a figure that was not finite when it was logged."""
+    """The figure; None if it is None, or was not finite when it was logged."""
     return None if figure is None or not math.isfinite(figure) else figure

@@ -29,7 +29,7 @@ _ARROW = "\N{RIGHTWARDS ARROW}"  # one column where `->` takes two
 
 
 def render_summary(result: RunResult) -> RenderableType:
-    """A table per run (and one for its rival where there is one), what they differ by, and the invariants."""
+    """Summary of a run: tables of its nodes and of its rival's, their difference, an episode, and the invariants."""
     parts: list[RenderableType] = [table_of(node_rows(result.swarm), result.title)]
     if result.rival is not None:
         parts += [
@@ -51,7 +51,7 @@ def render_summary(result: RunResult) -> RenderableType:
 
 
 def table_of(rows: Sequence[NodeRow], title: str) -> Table:
-    """A row for each node; it fits 80 columns."""
+    """Table with a row for each node, for a terminal of 80 columns."""
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("node", no_wrap=True)
     table.add_column("trains\non", min_width=8)
@@ -80,7 +80,7 @@ def _cells(row: NodeRow) -> list[str]:
 
 
 def arrow(change: Change | None) -> str:
-    """`.16`, an arrow, `.71`; or a dash."""
+    """A change as text, such as `.16`, an arrow and `.71`; a dash for None."""
     return "-" if change is None else f"{figure(change.before)}{_ARROW}{figure(change.after)}"
 
 
@@ -113,7 +113,7 @@ def _follow_table(rows: list[FollowRow]) -> Table:
 
 
 def _episode_table(env: str, node: NodeView, problem: ProblemView) -> Table:
-    """A problem as the node played it before and after; the report has the others."""
+    """Table of the tries of one node at one problem, a column for each step of the policy."""
     whose = "generates" if node.is_own else "never generates"
     asked = _cut(problem.opening[-1].content if problem.opening else "")
     title = f"An episode of {env}, which {node.name} {whose}: {asked}"
@@ -143,7 +143,7 @@ def _transcript(episode: EpisodeView) -> Text:
 
 
 def _cut(text: str) -> str:
-    """The end of a text that is long."""
+    """The text, or an ellipsis and its last `_MAX_SHOWN` characters."""
     return text if len(text) <= _MAX_SHOWN else "\N{HORIZONTAL ELLIPSIS}" + text[-_MAX_SHOWN:]
 
 
@@ -162,7 +162,7 @@ def _comparison(result: RunResult) -> list[Text]:
 
 
 def _too_old(swarm: SwarmResult) -> list[Text]:
-    """One line for each learner whose own groups came too late, with the turns of those that were hit most."""
+    """A line for each learner with own groups that were too old to learn from, with the number of turns hit most."""
     lines: list[Text] = []
     for node in swarm.trainers:
         num_too_old = sum(row.num_too_old for row in node.by_turns)
@@ -177,7 +177,7 @@ def _too_old(swarm: SwarmResult) -> list[Text]:
 
 
 def _set_aside(swarm: SwarmResult) -> list[Text]:
-    """A line on groups that were drawn and not learned from, where there are any."""
+    """A line on the groups that were drawn and not learned from; no line if there are none."""
     aside = [node for node in swarm.nodes if node.num_set_aside]
     if not aside:
         return []
@@ -192,7 +192,7 @@ def _set_aside(swarm: SwarmResult) -> list[Text]:
 
 
 def _baseline(swarm: SwarmResult) -> Text:
-    """n and the accuracy of always giving the commonest answer, per environment and split."""
+    """A line with the accuracy of always giving the commonest answer, and the number of problems (n)."""
     last = {(row.env, row.split): row for node in swarm.nodes for row in node.evaluations}
     if not last:
         return Text("nothing was evaluated", style="dim")

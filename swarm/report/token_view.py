@@ -35,14 +35,14 @@ class RolloutView:
 
 
 def tokens_in_update(update: ShownUpdate, digest: str, tokenizer: Tokenizer) -> tuple[RolloutView, ...]:
-    """The rollouts of a group with their figures in a step."""
+    """Rollouts of a group that a step kept, each token shaded by its weight in the step."""
     rollouts = [each for each in update.rollouts if each.digest == digest]
     most = max((abs(weight) for each in rollouts for weight in each.weights if math.isfinite(weight)), default=0.0)
     return tuple(_learned(each, most, tokenizer) for each in rollouts)
 
 
 def tokens_as_sampled(group: SampledGroup) -> tuple[RolloutView, ...]:
-    """The rollouts of a group as the generator made them."""
+    """Rollouts of a group as the generator made them, each token shaded by how unlikely it was."""
     return tuple(_sampled(number, sample) for number, sample in enumerate(group.samples, 1))
 
 
@@ -93,7 +93,7 @@ def _text(token: int, tokenizer: Tokenizer) -> str:
 
 
 def groups_of(update: ShownUpdate) -> Sequence[tuple[str, int, float]]:
-    """(digest, rollouts, mean reward) of the groups that are kept of a step."""
+    """(digest, number of rollouts, mean reward) of each group of which a step kept rollouts."""
     found: Mapping[str, list[float]] = {each.digest: [] for each in update.rollouts}
     for each in update.rollouts:
         found[each.digest].append(each.reward)

@@ -1,6 +1,6 @@
-"""Nodes while they run, from their directories: a live table on a terminal, a plain line a second elsewhere.
+"""Live view of nodes from their directories: a table on a terminal, a plain line a second elsewhere.
 
-Invariant: only reads; a node that does not run, or is not there yet, is shown as that.
+Invariant: only reads; a node that does not run, or has no directory yet, is shown with that state.
 """
 
 import time
@@ -33,7 +33,7 @@ MAX_NAMED: Final = 4  # producers and reasons of a line
 
 @dataclass
 class WatchedNode:
-    """One node, as its directory says it is."""
+    """One node according to its directory. Raises ConfigError if the path is a file."""
 
     path: Path
     progress: NodeProgress = field(default_factory=NodeProgress)
@@ -47,7 +47,7 @@ class WatchedNode:
         self._tail = EventTail(self.path / EVENTS)
 
     def refresh(self, now_s: float) -> bool:
-        """Reads new events and the status; true where anything visible changed."""
+        """Reads new events and the status; returns True if there are new events or the status or state changed."""
         before = (self.status, self.problems, self.is_running)
         num_new = 0
         for event in self._tail.stream():
@@ -67,7 +67,7 @@ class WatchedNode:
 
     @property
     def state(self) -> str:
-        """Its present work, in a word or two."""
+        """State of the node, or its present work, in a few words."""
         if not self.is_running:
             return "finished" if self.status.get("is_finished") else "does not run" if self.status else "not started"
         if self.status.get("paused_since_s") is not None:
@@ -82,12 +82,12 @@ class WatchedNode:
 
     @property
     def reward(self) -> float | None:
-        """Mean reward of its newest step, or of its own newest groups where it does not learn."""
+        """Mean reward of the newest step; without a step, that of the newest own groups; None without both."""
         return self.progress.made_reward if self.progress.reward is None else self.progress.reward
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Speed over the newest 30 seconds of generation; None where it does not run."""
+        """Generation speed over its newest 30 seconds; None if it is unknown, or the node does not run."""
         return self.progress.tokens_per_s if self.is_running else None
 
     @property
@@ -102,7 +102,14 @@ def watch_nodes(
     wait: Callable[[float], bool],
     now_s: Callable[[], float] = time.time,
 ) -> None:
-    """Shows the nodes until `wait`, called with seconds, is false: a table on a terminal, else a line each time."""
+    """Shows the nodes until `wait` returns False: as a live table on a terminal, else as a line after each wait.
+
+    Args:
+        nodes: nodes to show.
+        console: console to draw on.
+        wait: waits for the given seconds; returns False to end.
+        now_s: wall clock.
+    """
     for node in nodes:
         node.refresh(now_s())
     if not console.is_terminal:
@@ -132,7 +139,7 @@ def _plain(node: WatchedNode) -> str:
 
 
 def view(nodes: Sequence[WatchedNode]) -> RenderableType:
-    """A row for each node, and notes below it: held-out success, producers, refusals, problems."""
+    """Table with a row for each node, and notes below it: held-out success, producers, refusals, problems."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("node", "state"):
         table.add_column(name, no_wrap=True)
@@ -177,7 +184,7 @@ def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
 
 
 def _most(counts: Counter[str]) -> str:
-    """The commonest, with their share where there are several."""
+    """The commonest names with count and share, and the number of further names."""
     total = counts.total()
     parts = [f"{one_line(name)} {count:,} ({count / total:.0%})" for name, count in counts.most_common(MAX_NAMED)]
     further = len(counts) - len(parts)

@@ -1,10 +1,10 @@
 """Pages about nodes in a browser, while they run and afterwards: the report live, samples, causes, single tokens.
 
-    /KEY/                        the report of all of them
+    /KEY/                        the report of all nodes
     /KEY/node/0/                 one node: findings of `swarm why`, its newest groups, its newest steps
     /KEY/node/0/group/DIGEST/    one group: through every node that saw it, and token by token
 
-Invariant: only reads, and only from the directories that were named; without the key there is nothing to see.
+Invariant: only reads, and only from the directories that were named; a path without the key shows none of it.
 """
 
 import hmac
@@ -45,7 +45,13 @@ class WebPages:
     """
 
     def __init__(self, paths: Sequence[Path], key: str, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """`key`: the first part of every path."""
+        """Prepares the pages.
+
+        Args:
+            paths: directories of the nodes.
+            key: secret that is the first part of every path.
+            clock_s: monotonic clock.
+        """
         assert key, "nobody reads what a model wrote without a key"
         self._paths = paths
         self._root = f"/{key}/"
@@ -55,7 +61,7 @@ class WebPages:
         self._made = BoundedTable[object, tuple[float, Any]](MAX_MADE)  # key -> until when it is shown again, value
 
     def page_of(self, path: str) -> Page | None:
-        """The page of a path (blocking); None where there is none."""
+        """Renders the page of a path (blocking); without the key a page that asks for it, None for an unknown path."""
         if not hmac.compare_digest(path[: len(self._root)].encode(), self._root.encode()):
             return Page(body=b"this address lacks the key: open the one that `swarm watch --web` printed\n", status=404)
         rest = path[len(self._root) :]
@@ -144,7 +150,7 @@ class WebPages:
         return self._recent(("update", number, step), lambda: read_update(self._paths[number], step), least_s=60.0)
 
     def _recent(self, what: object, make: Callable[[], _Made], least_s: float = LEAST_S) -> _Made:
-        """A value that was made a moment ago, or a new one."""
+        """Returns the value of `what` that was made a moment ago, or makes a new one."""
         began_s = self._clock_s()
         until_s, made = self._made.get(what, (0.0, None))
         if began_s < until_s:

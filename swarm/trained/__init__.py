@@ -1,1 +1,1 @@
-"""The model that a node trained, in the hands of its user: to export, to evaluate, to talk to."""
+"""The model that a node trained, for its user: export, evaluation, chat, samples."""

@@ -1,4 +1,4 @@
-"""Talk to a model: a conversation whose answers appear while they are made.
+"""Conversation with a model, whose answers are shown while they are generated.
 
 Invariant: the model reads its own chat template over the messages so far, as in training.
 """
@@ -37,7 +37,18 @@ class Conversation:
         system: str = "",
         device: str = "auto",
     ) -> None:
-        """`temperature`: 0 takes the likeliest token. Raises ConfigError: the model has no system message."""
+        """Moves the network to the device.
+
+        Args:
+            model: model that answers.
+            max_new_tokens: most tokens of an answer.
+            temperature: sampling temperature; 0 takes the likeliest token.
+            system: system message; empty for none.
+            device: device of the network; auto picks one.
+
+        Raises:
+            ConfigError: the model cannot read the system message, or there is no such device.
+        """
         self._model = model
         self._device = pick_device(device)
         place(model.network, self._device)
@@ -49,13 +60,16 @@ class Conversation:
         self.messages: tuple[Message, ...] = self._system
 
     def reset(self) -> None:
-        """Forgets everything but the system message."""
+        """Forgets all messages but the system message."""
         self.messages = self._system
 
     def ask(self, text: str, show: Callable[[str], None] | None = None) -> str:
-        """The answer to a message (blocking), which `show` gets piece by piece as it is made.
+        """Returns the answer to a message (blocking); calls `show` with each piece of the answer as it is made.
 
-        An interrupted answer (KeyboardInterrupt) is forgotten with its question. Raises ConfigError: unreadable text.
+        If the answer is interrupted (KeyboardInterrupt), the question is forgotten as well.
+
+        Raises:
+            ConfigError: the tokenizer cannot read the text.
         """
         messages = (*self.messages, Message(role="user", content=text))
         prompt = self._model.tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=messages))
@@ -80,7 +94,7 @@ class Conversation:
 
 
 class _Pieces:
-    """A streamer of transformers: decodes the answer as it grows, whole characters only."""
+    """A streamer for transformers: decodes the answer as it grows, and shows whole characters only."""
 
     def __init__(self, tokenizer: Tokenizer, show: Callable[[str], None]) -> None:
         self._tokenizer = tokenizer
@@ -89,7 +103,7 @@ class _Pieces:
         self.text = ""  # shown so far
 
     def put(self, value: Tensor) -> None:
-        """Takes the prompt first, then token after token."""
+        """Ignores the first call, which has the prompt; decodes the tokens of each later call."""
         if self._ids is None:
             self._ids = []
             return
@@ -99,7 +113,7 @@ class _Pieces:
             self._show_new(text)
 
     def end(self) -> None:
-        """Shows the text that was held back."""
+        """Shows the text that `put` held back."""
         self._show_new(self._tokenizer.decode(self._ids or []))
 
     def _show_new(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """Evaluation of a model on environments: greedy success, sampled success, pass@k, lengths, and every try to read.
 
-Invariant: equal arguments give the same problems and the same tries. The confined verifier scores every try; problems
-on which it fails are left out and counted.
+Invariant: equal arguments give the same problems and the same tries. The confined verifier scores every try; a problem
+on which it fails is left out of the scores and counted.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class EnvironmentScore:
         return len(self.problems[0].tries) if self.problems else 0
 
     def pass_at(self, k: int) -> "Mean":
-        """Probability that one of k tries succeeds, mean over problems; k <= num_tries."""
+        """Probability that at least one of k tries succeeds, mean over problems; 0 < k <= num_tries."""
         return mean_of([pass_at_k(len(p.tries), sum(t.is_success for t in p.tries), k) for p in self.problems])
 
     @property
@@ -91,14 +91,14 @@ class EnvironmentScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mean:
-    """A mean over problems, with the half-width of its 95 % interval (NaN for fewer than two)."""
+    """A mean over problems, with the half-width of its 95 % interval (NaN for fewer than two problems)."""
 
     value: float
     half_width: float
 
 
 def mean_of(values: Sequence[float]) -> Mean:
-    """Mean of independent values with a normal 95 % interval; NaN for none."""
+    """Mean of independent values with a normal 95 % interval; NaN if there are no values."""
     if not values:
         return Mean(value=math.nan, half_width=math.nan)
     half = _NORMAL_95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
@@ -106,7 +106,7 @@ def mean_of(values: Sequence[float]) -> Mean:
 
 
 def pass_at_k(num_tries: int, num_right: int, k: int) -> float:
-    """Probability that k of the tries, drawn without replacement, hold a right one: 1 - C(n - c, k) / C(n, k).
+    """Probability that k of the tries, drawn without replacement, include a right one: 1 - C(n - c, k) / C(n, k).
 
     Source: arXiv:2107.03374, equation 1.
     """
@@ -132,7 +132,16 @@ class EvaluationPlan:
 async def evaluate_model(
     model: TrainedModel, plan: EvaluationPlan, progress: Callable[[str, int, int], None], device: str = "auto"
 ) -> list[EnvironmentScore]:
-    """Plays the problems and scores every try; `progress` gets environment, problems done, and problems in all.
+    """Plays the problems of every environment and scores every try.
+
+    Args:
+        model: model to evaluate; its network is moved to the device.
+        plan: problems and tries.
+        progress: called with environment, problems done, and problems in all.
+        device: device of the network, as in `model.device`; auto picks one.
+
+    Returns:
+        A score for each environment, in the order of the plan.
 
     Raises:
         ConfigError: an environment cannot be built, or the model cannot read its problems.
@@ -175,7 +184,7 @@ async def evaluate_model(
 
 
 def write_tries(scores: Sequence[EnvironmentScore], file: TextIO) -> None:
-    """Writes every try as a line of JSON."""
+    """Writes every try to a text file, as a line of JSON each."""
     for of_env in scores:
         for problem in of_env.problems:
             for number, tried in enumerate((problem.greedy, *problem.tries)):
@@ -201,11 +210,15 @@ def own_environment(
     reward_range: tuple[float, float] = (0.0, 1.0),
     reward_weights: Mapping[str, float] = MappingProxyType({}),
 ) -> EnvironmentConfig:
-    """An environment of a user's own .jsonl file, judged by the reference, or by a function.
+    """Configuration of an environment over a user's .jsonl file, judged by its references or by a function.
 
     Args:
-        reward: `my_file.py:score` or `package.module:score`; empty: the same text, or the same number.
-        params: further parameters of the kind, such as the names of fields.
+        data: path of the file.
+        reward: function that scores, `my_file.py:score` or `package.module:score`; empty: an answer is right if it is
+            the same text, or the same number, as the reference.
+        params: further parameters of the environment, such as the names of fields.
+        reward_range: least and highest reward.
+        reward_weights: weight of each named reward.
     """
     return EnvironmentConfig(
         name="own",
@@ -221,7 +234,7 @@ def own_environment(
 def _try(
     engine: TransformersGenerator, tokenizer: Tokenizer, tasks: Sequence[Task], plan: EvaluationPlan, step: Step
 ) -> list[list[Tried]]:
-    """The greedy try at each task, then the sampled ones (blocking)."""
+    """Makes the greedy try at each task, then the sampled ones; none of them is scored (blocking)."""
     prompts = [tokenizer.encode_prompt(task) for task in tasks]
     limits = plan.limits
     greedy = engine.greedy(prompts, limits.max_new_tokens, player_of(tokenizer, limits, step, tasks, 1))
@@ -239,7 +252,7 @@ def _try(
 
 
 async def _score(verifier: SandboxVerifier, task: Task, tries: Sequence[Tried]) -> ProblemScore:
-    """Raises RolloutFailed."""
+    """Scores the tries at one task by the confined verifier. Raises RolloutFailed."""
     verdict = await verifier.verify(task.env, task.task_id, [each.actions for each in tries])
     greedy, *sampled = [
         replace(each, reward=float(reward), is_success=outcome.is_success)

@@ -1,6 +1,6 @@
-"""Exports the model of a node: a folder that is complete or absent, with signed provenance.
+"""Export of a node's model: a folder that is complete or absent, with signed provenance.
 
-Invariant: nothing of the node's directory is changed, so a running node can be exported.
+Invariant: nothing in the node's directory is changed, so a running node can be exported.
 """
 
 import shutil
@@ -26,9 +26,17 @@ class Exported:
 def export_model(directory: Path, folder: Path, kind: Format, step: WhichStep, now_s: float) -> Exported:
     """Writes the model of a node's checkpoint to a new or empty folder (blocking, slow).
 
+    Args:
+        directory: directory of the node.
+        folder: folder to write.
+        kind: format of the export.
+        step: checkpoint; None for the newest.
+        now_s: wall clock.
+
     Raises:
-        ConfigError: the folder is in use, there is no such checkpoint, or the format cannot hold this model.
-        OSError: the disk refuses; nothing stays.
+        ConfigError: the folder is not empty, there is no such checkpoint, the format cannot hold this model, or the
+            node's key is not the one that trained it.
+        OSError: a file cannot be written; nothing of the export stays.
     """
     folder = folder.expanduser().resolve()  # "." has no name, and a link to an empty folder cannot be replaced
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

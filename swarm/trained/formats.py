@@ -1,4 +1,4 @@
-"""Formats that a trained model leaves in: a Hugging Face folder, a PEFT adapter, a GGUF file.
+"""Export formats of a trained model: a Hugging Face folder, a PEFT adapter, a GGUF file.
 
 Invariant: the files hold the weights of the version and no others; adapters are merged in float32 and rounded once, to
 the dtype of the model.
@@ -35,7 +35,7 @@ _TOKENIZER_FILES: Final = (
 
 
 def require_format(kind: str) -> Format:
-    """The format of that name. Raises ConfigError where there is none."""
+    """Returns the format of this name. Raises ConfigError for an unknown name."""
     for known in FORMATS:
         if kind == known:
             return known
@@ -43,17 +43,17 @@ def require_format(kind: str) -> Format:
 
 
 def write_hf(model: TrainedModel, folder: Path) -> None:
-    """Config, safetensors, tokenizer and chat template, as `from_pretrained` reads them; adapters are merged."""
+    """Writes config, safetensors, tokenizer and chat template for `from_pretrained`; merges adapters in the network."""
     merge_adapters(model.network)
     cast("Any", model.network).save_pretrained(folder)
     _write_tokenizer(model, folder)
 
 
 def write_peft(model: TrainedModel, folder: Path) -> None:
-    """An adapter that PEFT, vLLM and transformers put on the initial model, with the tokenizer.
+    """Writes the adapter, in a form that PEFT, vLLM and transformers load onto the initial model, and the tokenizer.
 
     Raises:
-        ConfigError: the node trains all weights.
+        ConfigError: the node trains all weights, so there is no adapter.
     """
     if not any(isinstance(layer, LoraLinear) for layer in model.network.modules()):
         raise ConfigError(
@@ -64,10 +64,10 @@ def write_peft(model: TrainedModel, folder: Path) -> None:
 
 
 def write_gguf(model: TrainedModel, folder: Path) -> None:
-    """One file model.gguf, as llama.cpp, Ollama and LM Studio read it; adapters are merged.
+    """Writes the file model.gguf for llama.cpp, Ollama and LM Studio; merges adapters into the network.
 
     Raises:
-        ConfigError: the architecture or the tokenizer is none that is written here.
+        ConfigError: the architecture or the tokenizer has no form in `swarm.trained.gguf`.
     """
     from swarm.trained.gguf import write_file  # needs gguf, which the other formats do not
 

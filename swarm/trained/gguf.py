@@ -1,7 +1,7 @@
 """A Hugging Face model as one GGUF file, the format of llama.cpp.
 
-Invariant: matrices keep their values and dtype, vectors are float32; an architecture or a way to split text without an
-exact form is refused, never guessed.
+Invariant: bfloat16 matrices keep their dtype and everything else is float32, so that no value changes; an architecture
+or a way to split text without an exact form is refused, never guessed.
 
 Source: the keys and tensor names of llama.cpp's gguf-py; rows of the query and key projections of Llama are
 interleaved, since llama.cpp rotates neighbouring dimensions where transformers rotates halves.
@@ -27,10 +27,16 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's kinds of t
 
 
 def write_file(network: nn.Module, tokenizer: Path, path: Path, name: str) -> None:
-    """Writes a transformers causal LM without adapters, and the tokenizer in a folder.
+    """Writes a transformers causal LM without adapters, and its tokenizer, as a GGUF file.
+
+    Args:
+        network: the causal LM.
+        tokenizer: folder with the files of the tokenizer.
+        path: file to write.
+        name: name of the model in the file.
 
     Raises:
-        ConfigError: the architecture or the tokenizer is none that is written here.
+        ConfigError: the architecture, its rope type, a tensor or the tokenizer has no form here.
     """
     import gguf
 
@@ -125,7 +131,7 @@ def _add_tokenizer(writer: Any, words: dict[str, Any], folder: Path, split: str,
 
 
 def _split_name(words: dict[str, Any]) -> str:
-    """llama.cpp's name of the way in which a byte-level BPE tokenizer splits text. Raises ConfigError."""
+    """llama.cpp's name for the way a byte-level BPE tokenizer splits text. Raises ConfigError for an unknown way."""
     steps: Any = words["pre_tokenizer"]
     steps = steps["pretokenizers"] if steps and steps["type"] == "Sequence" else [steps]
     kinds = [step and step["type"] for step in steps]
@@ -143,7 +149,7 @@ def _split_name(words: dict[str, Any]) -> str:
 
 
 def _interleaved(weight: Tensor, heads: int) -> Tensor:
-    """Rows of each head [2, half] as [half, 2]."""
+    """The weight with the rows of each head reordered from [2, half] to [half, 2]."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 

@@ -1,7 +1,7 @@
-"""Puts an export on a hub: a new repository with the files that the node signed, all of them and nothing else.
+"""Upload of an export to a hub: a new repository with the files that the node signed, all of them and nothing else.
 
-Invariant: nothing is sent before every file is as its signed provenance says; a repository is private unless asked
-otherwise, and one that exists is not written to.
+Invariant: every file is checked against its signed provenance before anything is sent; a repository is private by
+default, and an existing repository is not written to.
 """
 
 import shutil
@@ -24,7 +24,7 @@ _NO_TOKEN: Final = "make a token with write access there, then `hf auth login`, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed:
-    """Files that were sent, or would be."""
+    """An upload, or the dry run of one."""
 
     repo: str  # OWNER/NAME; of a dry run as it was asked for
     url: str  # of the commit; empty for a dry run
@@ -36,14 +36,14 @@ def push_folder(folder: Path, repo: str, *, is_private: bool = True, is_dry: boo
 
     Args:
         folder: an export.
-        repo: NAME, of whoever the token belongs to, or OWNER/NAME.
-        is_private: visible to its owner alone.
-        is_dry: only lists what would be sent; nothing is asked of the hub.
+        repo: OWNER/NAME, or NAME for the owner of the token.
+        is_private: makes the repository visible to its owner alone.
+        is_dry: only lists the files that would be sent; sends no request.
 
     Raises:
-        ConfigError: a file is not as it was signed, the name cannot be one, it exists, or the hub lets nobody in
-            without a token.
-        Unavailable: the hub does not answer.
+        ConfigError: a file is not as it was signed, the name is not valid, the repository exists, or the hub refuses
+            the token.
+        Unavailable: the hub does not answer, or answers with another error.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.utils import HFValidationError, validate_repo_id
@@ -73,7 +73,10 @@ def push_folder(folder: Path, repo: str, *, is_private: bool = True, is_dry: boo
 def export_to_hub(
     directory: Path, repo: str, kind: Format, step: WhichStep, *, is_private: bool = True, is_dry: bool = False
 ) -> Pushed:
-    """Exports the model of a node's checkpoint and uploads it, without keeping a folder. Raises as `push_folder`."""
+    """Exports the model of a node's checkpoint and uploads it, without keeping a folder.
+
+    Arguments and errors are those of `export_model` and `push_folder`.
+    """
     scratch = Path(tempfile.mkdtemp(prefix="swarm-push-"))
     try:
         folder = export_model(directory, scratch / "model", kind, step, time.time()).folder
@@ -84,7 +87,7 @@ def export_to_hub(
 
 @contextmanager
 def _errors_explained(repo: str, endpoint: str) -> Generator[None]:
-    """Turns errors of the hub into ours, with the fix."""
+    """Turns errors of the hub into ConfigError or Unavailable, with the fix."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
     try:

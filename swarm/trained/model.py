@@ -1,6 +1,6 @@
-"""A model to use: the version in a checkpoint of a node, or a model that nobody trained here.
+"""Models to use: the version in a checkpoint of a node, or a model that nobody trained here.
 
-Invariant: a version's weights hash to the digest under which its node published it.
+Invariant: the weights of a loaded version hash to the digest under which its node published it.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ CHECKPOINTS: Final = "checkpoints"  # of a node's directory
 _MASTER: Final = "master."  # before the names of trained weights in a checkpoint
 
 WhichStep = int | Literal["best"] | None
-"""A step of which a node has a checkpoint; the one best at held-out problems; None: the newest."""
+"""Step of a checkpoint of a node; "best" is the step that was best on held-out problems, None the newest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class TrainedModel:
 
     @property
     def source_name(self) -> str:
-        """The initial model without the path of a folder on this machine, to be written into an export."""
+        """Name of the initial model for an export: `source`, or only its last part if it is a path on this machine."""
         path = Path(self.source).expanduser()
         return path.resolve().name if path.exists() else self.source
 
@@ -51,9 +51,14 @@ def is_node(target: str) -> bool:
 
 
 def load_target(target: str, step: WhichStep = None) -> TrainedModel:
-    """The model of a node's directory, at one of its checkpoints, or of a `model.source` (blocking, slow).
+    """Loads the model of a node's directory, or of any other `model.source` (blocking, slow).
 
-    Raises ConfigError with path and fix.
+    Args:
+        target: directory of a node, or a model source.
+        step: checkpoint of the node; None for any other target.
+
+    Raises:
+        ConfigError: there is no such model or checkpoint; names the path and the fix.
     """
     if is_node(target):
         return load_trained(Path(target).expanduser(), step)
@@ -74,7 +79,7 @@ def load_target(target: str, step: WhichStep = None) -> TrainedModel:
 
 
 def load_trained(directory: Path, step: WhichStep = None) -> TrainedModel:
-    """The version that a checkpoint of a node holds; the node may be running (blocking, slow).
+    """Loads the version in a checkpoint of a node, which may be running (blocking, slow).
 
     Raises:
         ConfigError: no such node or checkpoint, another model, or weights other than those that were published.
@@ -108,7 +113,7 @@ def load_trained(directory: Path, step: WhichStep = None) -> TrainedModel:
 
 
 def _load(network: nn.Module, checkpoint: Checkpoint) -> None:
-    """Raises ConfigError, KeyError or RuntimeError for tensors of another model."""
+    """Loads a checkpoint into the network. Raises ConfigError, KeyError or RuntimeError for another model's tensors."""
     if not any(name.startswith(_MASTER) for name in checkpoint.tensors):
         load_published(network, checkpoint.tensors)  # of the best version
         return

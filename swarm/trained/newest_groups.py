@@ -19,7 +19,7 @@ _LOCKED_S = 120.0  # by the node, while it writes; not measured
 
 
 def newest_groups(path: Path, limit: int, origin: Origin, envs: Collection[str]) -> list[ScoredGroup]:
-    """Up to `limit` groups of some environments, newest first. Raises ConfigError where no file can be read."""
+    """Up to `limit` groups (at least 1) of these environments, newest first. Raises ConfigError as `reading`."""
     query = (
         f"SELECT {SCORED_COLUMNS} FROM groups g JOIN bodies b USING (sequence) WHERE {_CONDITIONS[origin]} "
         "ORDER BY g.sequence DESC"
@@ -36,7 +36,7 @@ def newest_groups(path: Path, limit: int, origin: Origin, envs: Collection[str])
 
 
 def group_of(connection: sqlite3.Connection, digest: Digest) -> ScoredGroup | None:
-    """The group of a digest in a store that is open (`reading`); None where there is none."""
+    """The group of a digest in a store that `reading` opened; None if it is not there, or cannot be decoded."""
     query = f"SELECT {SCORED_COLUMNS} FROM groups g JOIN bodies b USING (sequence) WHERE g.digest = ?"
     row = connection.execute(query, (digest,)).fetchone()
     return None if row is None else scored_of(row)
@@ -44,10 +44,10 @@ def group_of(connection: sqlite3.Connection, digest: Digest) -> ScoredGroup | No
 
 @contextmanager
 def reading(path: Path) -> Generator[sqlite3.Connection]:
-    """The store of a node, which may be running, for reading only.
+    """Opens the store of a node, running or not, for reading only.
 
     Raises:
-        ConfigError: there is no such file, or it cannot be read.
+        ConfigError: there is no such file, or it cannot be read, at any time until the `with` ends.
     """
     if not path.is_file():
         raise ConfigError(

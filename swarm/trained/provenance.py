@@ -32,7 +32,7 @@ _MAX_BYTES: Final = 16 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """A folder whose files are those that a node signed."""
+    """Signed statement of a folder whose files are exactly those that a node signed."""
 
     node_id: NodeId  # of the key that signed; it may claim anything below
     step: int
@@ -46,10 +46,17 @@ class Verified:
 
 
 def write_provenance(model: TrainedModel, folder: Path, kind: str, now_s: float) -> JsonDict:
-    """Signs the files of an export, and writes the model card; returns the statement.
+    """Writes the model card and the signed statement over all files of an export; returns the statement.
+
+    Args:
+        model: version of a node.
+        folder: folder of the exported files.
+        kind: format of the export.
+        now_s: wall clock.
 
     Raises:
-        ConfigError: the node's key cannot be read, or is not the one with which it was trained.
+        ConfigError: the node's key cannot be read or is not the one that trained the model, or its held manifest is
+            damaged.
     """
     assert model.config is not None and model.directory is not None and model.version is not None
     identity = Identity.load(model.directory / "identity.key")
@@ -74,10 +81,10 @@ def write_provenance(model: TrainedModel, folder: Path, kind: str, now_s: float)
 
 
 def verify_export(folder: Path) -> Verified:
-    """Checks that a folder holds the files that a node signed, all of them and nothing else.
+    """Checks that a folder holds the files that a node signed, all of them and nothing else; returns the statement.
 
     Raises:
-        ConfigError: names what differs.
+        ConfigError: names the file that differs, or the fault of the statement.
     """
     path = folder / PROVENANCE
     if not path.is_file():
@@ -106,9 +113,13 @@ def verify_export(folder: Path) -> Verified:
 
 
 def exported_version(folder: Path, digest: Digest) -> PolicyVersion | None:
-    """Node and step in a folder's statement, with the digest of the weights as loaded; None without a signed statement.
+    """Version in the signed statement of a folder; None without a statement whose signature fits.
 
-    Files are not checked, as `verify_export` does.
+    Unlike `verify_export`, this checks no file.
+
+    Args:
+        folder: folder of an export.
+        digest: digest of the weights as they were loaded, which the version gets.
     """
     try:
         node_id, statement, is_signed = _read_statement(folder / PROVENANCE)
@@ -119,9 +130,9 @@ def exported_version(folder: Path, digest: Digest) -> PolicyVersion | None:
 
 
 def _read_statement(path: Path) -> tuple[NodeId, JsonDict, bool]:
-    """Node of the key beside a statement, the statement, and whether that key signed it.
+    """Reads the id of the key beside a statement, the statement, and True if that key signed it.
 
-    Raises what hostile content makes `read_json` and indexing raise.
+    Raises what hostile content makes `read_json`, parsing and indexing raise.
     """
     kept: dict[str, Any] = read_json(path, _MAX_BYTES)
     public_key, statement = bytes.fromhex(kept["public_key"]), kept["statement"]
@@ -130,7 +141,7 @@ def _read_statement(path: Path) -> tuple[NodeId, JsonDict, bool]:
 
 
 def _verified(node_id: NodeId, statement: JsonDict) -> Verified:
-    """A statement with checked types. Raises KeyError, TypeError, ValueError."""
+    """Converts the fields of a statement. Raises KeyError, TypeError, ValueError."""
     return Verified(
         node_id=node_id,
         step=int(statement["step"]),
@@ -174,7 +185,7 @@ def _statement(
 
 
 def _teachers(events: Iterable[Event], step: int) -> tuple[Counter[NodeId], int]:
-    """Groups that the version was made from, by producer; and the draws that are still in the log."""
+    """Groups that a version learned from, by producer, and the number of draws that were counted."""
     draws: dict[int, GroupsDrawn] = {}  # of a draw that was made again after a restart, the last one
     steps: dict[int, StepMade] = {}
     for event in events:
@@ -206,7 +217,7 @@ def _evaluations(events: Iterable[Event], step: int) -> list[dict[str, Any]]:
 
 
 def _card(statement: Mapping[str, Any]) -> str:
-    """README.md of the folder."""
+    """Model card in Markdown, for README.md."""
     base = statement["base_model"]["source"]
     header = ["---", "tags:", "- reinforcement-learning", "- swarm-trainer"]
     header += [f"base_model: {base}"] if "/" in base else []
@@ -246,7 +257,10 @@ def _card(statement: Mapping[str, Any]) -> str:
 
 
 def _file_digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file. Raises ConfigError for a link or a device, whose content is elsewhere, and OSError."""
+    """SHA-256 of every file but the provenance, by path in the folder.
+
+    Raises ConfigError for a link or a device, whose content is elsewhere, and OSError.
+    """
 
     def refuse(error: OSError) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""Completions that a node made or took from others, with prompt, rewards and tokens, for people to read.
+"""Completions that a node made or admitted from others, with prompt, rewards and tokens, for people to read.
 
 Invariant: people see the data of the learner: texts and log-probs of the stored group, rewards of this node's own
 verifier.
@@ -47,7 +47,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledGroup:
-    """Responses to one task."""
+    """One group: a task, and the responses to it."""
 
     digest: str
     env: str
@@ -61,14 +61,18 @@ class SampledGroup:
 
 
 class SampleReader:
-    """Reads groups of a node's store, of the environments in its node.toml alone: these rebuild the questions.
+    """Reads groups from a node's store, but only those of environments in its node.toml, which rebuild the questions.
 
     Example:
         for group in SampleReader(directory).newest(4): ...
     """
 
     def __init__(self, directory: Path) -> None:
-        """Loads tokenizer and environments (blocking). Raises ConfigError where it is no node's directory."""
+        """Loads tokenizer and environments (blocking).
+
+        Raises:
+            ConfigError: the directory is no node's, or its configuration, tokenizer or environments cannot be loaded.
+        """
         path = directory / NODE_FILE
         if not path.is_file():
             raise ConfigError(f"{directory}: no {NODE_FILE}, so no node's directory; name the folder that has it")
@@ -78,10 +82,15 @@ class SampleReader:
         self.tokenizer = load_tokenizer(config.model)
 
     def newest(self, limit: int, origin: Origin = "all", env: str = "") -> list[SampledGroup]:
-        """The newest groups, newest first (blocking).
+        """Up to `limit` groups, newest first (blocking).
+
+        Args:
+            limit: at least 1.
+            origin: own (made by this node), others (made by other nodes) or all.
+            env: name of one environment; empty: all of them.
 
         Raises:
-            ConfigError: no group yet, an environment that is not there, or problems that are gone.
+            ConfigError: no group yet, an unknown environment, or problems that are gone.
         """
         if env and env not in self._environments:
             raise ConfigError(f"--env {env}: unknown environment; known: {', '.join(self._environments)}")
@@ -89,7 +98,11 @@ class SampleReader:
         return [self._read(each) for each in newest_groups(self._directory / STORE, limit, origin, envs)]
 
     def group(self, digest: str) -> SampledGroup | None:
-        """One group by its digest, in hexadecimal; None where the store has it no more. Raises ConfigError."""
+        """The group of a digest in hexadecimal; None if it is no longer stored, or its environment is not in node.toml.
+
+        Raises:
+            ConfigError: the store cannot be read, or the problem is gone.
+        """
         with reading(self._directory / STORE) as connection:
             scored = group_of(connection, bytes.fromhex(digest))
         return None if scored is None or scored.group.env not in self._environments else self._read(scored)

@@ -1,1 +1,1 @@
-"""Games and tools to learn on: app calls, dialogue, small programs, nim, notes."""
+"""Further environments: app calls, dialogue, small programs, nim, notes."""

@@ -1,7 +1,8 @@
-"""Little apps behind tool calls: mail, calendar and files, with a state that is checked at the end.
+"""Small apps behind tool calls: mail, calendar and files, with a state that is checked at the end.
 
-Invariant: what an episode is worth is what it changed: the share of the required changes that are there, minus the
-other changes that were made; nothing that the model says counts. A turn makes at most 4 calls.
+Invariant: the outcome depends on the changes of the state alone: the share of the required changes that were made, less
+all other changes over the number of required ones, at least 0; no text of the model counts. A turn makes at most 4
+calls.
 """
 
 import hashlib
@@ -38,21 +39,21 @@ class Desk:
     files: tuple[tuple[str, str], ...] = ()  # name, text
 
     def items(self) -> Counter[tuple[str, ...]]:
-        """All that can be changed, one item for each thing."""
+        """All items that a call can change, with their counts."""
         named = (("sent", self.sent), ("event", self.events), ("file", self.files))
         return Counter((name, *each) for name, held in named for each in held)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Errand:
-    """A desk, and what is to be changed on it."""
+    """A desk, and the changes to make on it: as a text for the model and as calls."""
 
     desk: Desk
     text: str
     calls: Calls  # that do it
 
     def changes(self, desk: Desk) -> Counter[tuple[str, ...]]:
-        """Items that were added (`+`) and taken away (`-`) since the beginning."""
+        """Items that `desk` has more than the errand's desk (`+`), and fewer (`-`), with their counts."""
         before, after = self.desk.items(), desk.items()
         made = Counter[tuple[str, ...]]()
         for sign, items in (("+", after - before), ("-", before - after)):
@@ -63,14 +64,14 @@ class Errand:
 class AppsEnvironment(NumberedEnvironment):
     """Errands of two to four calls over mail, calendar and files.
 
-    Params: `errand` (all, or one of tell, save, move, clear), `entries` (4: mails, events and files at the beginning),
-    `max_turns` (8). A turn without a call ends the episode. Rewards: outcome the share of required changes minus the
-    share of others; `effects` the share alone; `tidy` 1 where there is an effect and no other change. A turn earns the
-    change of the outcome.
+    Params: `errand` (all, or one of tell, save, move, clear), `entries` (4: mails, events and files at the beginning,
+    of each kind), `max_turns` (8). A turn without a call ends the episode. Rewards: outcome the share of required
+    changes that were made, less other changes over the number of required ones, at least 0; `effects` the share alone;
+    `tidy` 1 if a required change was made and no other. A turn earns the change of the outcome.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError."""
+        """Reads the parameters. Raises ConfigError for an unknown one, or a value out of its bounds."""
         params = Params(config)
         self._errand = params.choice("errand", "all", ("all", *KINDS))
         self._entries = params.integer("entries", 4, 2, 12)
@@ -80,7 +81,7 @@ class AppsEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """An errand on a desk of its own."""
+        """Draws a desk, and an errand on it."""
         source = random.Random(f"{self.config.seed}:{task_id}")
         errand = _errand(source, self._entries, source.choice(KINDS) if self._errand == "all" else self._errand)
         return Problem(
@@ -91,11 +92,11 @@ class AppsEnvironment(NumberedEnvironment):
         )
 
     def begin(self, problem: Problem) -> "DeskEpisode":
-        """The desk as the problem has it."""
+        """A new try at the errand, on the desk of the problem."""
         return DeskEpisode(problem.entry)
 
     def demonstration(self, task_id: int) -> Actions:
-        """Actions that earn every reward. Raises LookupError."""
+        """Actions that earn every reward in full. Raises LookupError for a task out of range."""
         return (*(render_call(call) for call in self.problem(task_id).entry.calls), "done")
 
 
@@ -143,7 +144,7 @@ def _call(tool: str, /, **arguments: str) -> ToolCall:
 
 
 class _RefusedCall(Exception):
-    """A tool will not do that; the text goes to the model."""
+    """Error of a tool call that the tool refuses; the message goes to the model."""
 
 
 Tool = Callable[[Desk, dict[str, str]], tuple[Desk, str]]
@@ -221,7 +222,7 @@ TOOLS: Final[dict[str, tuple[tuple[str, ...], Tool]]] = {
 
 
 class DeskEpisode:
-    """One try: calls that read and change the desk, until a turn has none."""
+    """One try: calls that read and change the desk, until a turn has no call."""
 
     def __init__(self, errand: Errand) -> None:
         self._errand = errand
@@ -229,7 +230,7 @@ class DeskEpisode:
         self._desk = errand.desk
 
     def step(self, action: Action) -> Transition:
-        """The results of the calls, or the end."""
+        """Makes the calls of an action and returns their results; an action without a call ends the episode."""
         if action.is_malformed:
             return self._say(["error: the call cannot be read"], TurnStatus.MALFORMED, 0.0)
         if not action.calls:
@@ -249,7 +250,7 @@ class DeskEpisode:
         return self._say(said, status, self._worth() - before)
 
     def _progress(self) -> tuple[float, int]:
-        """Share of the required changes that are there, and number of others."""
+        """Share of the required changes that were made, and the number of other changes."""
         made = self._errand.changes(self._desk)
         return (self._required & made).total() / self._required.total(), (made - self._required).total()
 

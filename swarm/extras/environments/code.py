@@ -1,7 +1,7 @@
 """Programming: a function in Python against hidden tests, with the class and line of an error, and several attempts.
 
-Invariant: a program is carried out step by step by `program_steps`, never by Python, so that it reaches neither the
-tests nor their results nor anything of this process, and its limits are counted steps; each test has a run of its own.
+Invariant: `program_steps` interprets a program, and Python never executes it, so that it reaches neither the tests nor
+their results nor anything of this process, and its limits are counted steps; each test has its own run.
 """
 
 import random
@@ -25,7 +25,7 @@ _MAX_DRAWS: Final = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """A change of a list of numbers, or a result of it: in words, as code over `xs`, and as it is."""
+    """A change of a list of numbers, or a result from one: in words, as code over `xs`, and as a function."""
 
     words: str
     code: str
@@ -34,7 +34,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Puzzle:
-    """A function's description, and its hidden tests."""
+    """A function to write, as its operations, with hidden tests and an example: pairs of argument and result."""
 
     operations: tuple[Operation, ...]
     tests: tuple[tuple[Numbers, object], ...]
@@ -66,16 +66,17 @@ _RESULTS: Final = (
 class CodeEnvironment(NumberedEnvironment):
     """A function `f(xs)` over a list of numbers.
 
-    Params: `operations` (2: changes of the list before the result), `tests` (6), `max_turns` (3) attempts. Actions: the
-    program, alone or fenced, in a part of Python: functions, loops, conditions, comprehensions, numbers, texts, lists,
-    tuples, dicts, and their common methods and functions. Rewards: outcome 1 where all tests pass, `tests` the share
-    that passes at the end, `first_try`. A turn earns the change of that share.
+    Params: `operations` (2: changes of the list before the result), `tests` (6), `max_turns` (3: attempts). Actions:
+    the program, alone or fenced, in a part of Python: functions, loops, conditions, comprehensions, numbers, texts,
+    lists, tuples, dicts, and their common methods and functions. Rewards: outcome 1 if all tests pass, `tests` the
+    share that passes at the end, `first_try` 1 if all tests pass at the first attempt. A turn earns the change of that
+    share.
     """
 
     answer_cpu_s = 0.5  # 40,000 steps take a tenth
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError."""
+        """Reads the parameters. Raises ConfigError for an unknown one, or a value out of its bounds."""
         params = Params(config)
         self._operations = params.integer("operations", 2, 1, 5)
         self._tests = params.integer("tests", 6, 3, 20)
@@ -86,7 +87,7 @@ class CodeEnvironment(NumberedEnvironment):
         super().__init__(config, f"{verifier_name(config, 2)}+python{minor}")
 
     def build(self, task_id: int) -> Problem:
-        """A chain of operations whose tests have at least three different results."""
+        """Draws operations and tests, again at most 100 times if the tests have fewer than three different results."""
         source = random.Random(f"{self.config.seed}:{task_id}")
         puzzle = self._draw(source)
         for _ in range(_MAX_DRAWS):
@@ -108,11 +109,11 @@ class CodeEnvironment(NumberedEnvironment):
         )
 
     def begin(self, problem: Problem) -> "Programming":
-        """No attempt yet."""
+        """A new try, before the first attempt."""
         return Programming(problem.entry, self.max_turns)
 
     def demonstration(self, task_id: int) -> Actions:
-        """Actions that earn every reward. Raises LookupError."""
+        """Actions that earn every reward in full. Raises LookupError for a task out of range."""
         return (f"```python\n{self.reference(task_id)}```",)
 
     def _draw(self, source: random.Random) -> Puzzle:
@@ -124,7 +125,7 @@ class CodeEnvironment(NumberedEnvironment):
 
 
 class Programming:
-    """Attempts until all tests pass, or the turns are used up."""
+    """One try: attempts until all tests pass, or the turns are used up."""
 
     def __init__(self, puzzle: Puzzle, max_turns: int) -> None:
         self._puzzle = puzzle
@@ -133,7 +134,7 @@ class Programming:
         self._num_attempts = 0
 
     def step(self, action: Action) -> Transition:
-        """The end where all tests pass, else the first error or how many tests passed."""
+        """Judges an attempt; returns the first error or the number of tests that passed, or ends the episode."""
         num_tests, before = len(self._puzzle.tests), self._share
         num_passed, error = judge(program_in(action.text), self._puzzle)
         self._share = num_passed / num_tests
@@ -152,7 +153,7 @@ class Programming:
 
 
 def judge(program: str, puzzle: Puzzle) -> tuple[int, ProgramFailed | None]:
-    """Number of tests that a program passes, and its first error. All tests together have MAX_STEPS steps."""
+    """Number of tests that a program passes, and its first error or None. All tests share MAX_STEPS steps."""
     try:
         tree = read_program(program)
     except ProgramFailed as error:
@@ -169,13 +170,13 @@ def judge(program: str, puzzle: Puzzle) -> tuple[int, ProgramFailed | None]:
 
 
 def program_in(text: str) -> str:
-    """The first fenced block of a text, or all of it."""
+    """The first fenced block of a text, or without one the whole text, stripped."""
     found = _FENCED.search(text)
     return found[1] if found else text.strip()
 
 
 def _is_same(value: object, expected: object) -> bool:
-    """Equal in value and kind; looks at no more than the expected value holds."""
+    """True if both are equal in value and type; looks at no more items than the expected value holds."""
     if isinstance(expected, list):
         if type(value) is not list:
             return False

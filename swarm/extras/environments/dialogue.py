@@ -1,7 +1,7 @@
 """Dialogue with a scripted user, who must be asked for what is missing before a form can be filled in.
 
-Invariant: the user says one missing thing for each question, that which is named first in it, so that a question about
-everything is worth no more than one about one thing; only the form counts, and it ends the episode.
+Invariant: the user answers a question with one value, that of the slot named first, so that a question about everything
+is worth no more than a question about one slot; a call with every slot of the form ends the episode.
 """
 
 import random
@@ -38,14 +38,15 @@ _ASKED: Final = re.compile(r"\b(name|day|time|guests|place|food)\b", re.IGNORECA
 class DialogueEnvironment(NumberedEnvironment):
     """Booking a table for a user who leaves things out.
 
-    Params: `slots` (4: things of the form, from name, day, time, guests, place, food), `missing` (2: of them that must
-    be asked for), `cost` (0.02: of each turn but the last, as its reward), `max_turns` (missing + 4). Actions: a
-    question that has the word of a slot, or a call of `book` with all slots, which ends it. Rewards: outcome 1 for the
-    right form, `slots` the share of missing things that are right, `brief` the questions needed over those asked.
+    Params: `slots` (4: number of slots of the form, in the order name, day, time, guests, place, food), `missing` (2:
+    slots that the user leaves out), `cost` (0.02: each turn but the last earns minus this), `max_turns` (missing + 4).
+    Actions: a question with the word of a slot, or a call of `book` with all slots, which ends the episode. Rewards:
+    outcome 1 for the right form; `slots` the share of missing slots that are right; `brief` for a right form the number
+    of missing slots over the number of questions, at most 1, for any other form 0.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError."""
+        """Reads the parameters. Raises ConfigError for an unknown one, or a value out of its bounds."""
         params = Params(config)
         self._slots = params.integer("slots", 4, 2, len(_VALUES))
         self._missing = params.integer("missing", 2, 1, self._slots)
@@ -56,7 +57,7 @@ class DialogueEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """A form, and what of it the user says unasked."""
+        """Draws a form, and the slots that the user leaves out."""
         source = random.Random(f"{self.config.seed}:{task_id}")
         form = {slot: source.choice(_VALUES[slot].split()) for slot in list(_VALUES)[: self._slots]}
         missing = sorted(source.sample(sorted(form), self._missing))
@@ -73,19 +74,19 @@ class DialogueEnvironment(NumberedEnvironment):
         )
 
     def begin(self, problem: Problem) -> "Booking":
-        """Nothing is asked yet."""
+        """A new try, before the first question."""
         form, missing = problem.entry
         return Booking(form, missing, self._cost)
 
     def demonstration(self, task_id: int) -> Actions:
-        """Actions that earn every reward. Raises LookupError."""
+        """Actions that earn every reward in full. Raises LookupError for a task out of range."""
         problem = self.problem(task_id)
         _, missing = problem.entry
         return (*(f"What is the {slot}?" for slot in missing), problem.reference)
 
 
 class Booking:
-    """One try: questions, then the form."""
+    """One try: questions to the user, then a call with the form."""
 
     def __init__(self, form: dict[str, str], missing: list[str], cost: float) -> None:
         self._form = form
@@ -95,7 +96,7 @@ class Booking:
         self._num_questions = 0
 
     def step(self, action: Action) -> Transition:
-        """The user's next message, or the end."""
+        """Answers a question or a wrong call as the user; a call of `book` with all slots ends the episode."""
         if action.is_malformed:
             return self._say("I cannot read that.", TurnStatus.MALFORMED)
         if not action.calls:
@@ -130,7 +131,7 @@ class Booking:
 
 
 def _text(value: Any) -> str:
-    """A value of a form as compared; numbers as texts."""
+    """A value of the form as lower-case text, for a comparison; empty for all but short texts and small numbers."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**6:
         return str(value)
     return value.strip().lower() if isinstance(value, str) and len(value) < 100 else ""

@@ -1,7 +1,7 @@
-"""Nim for two: the policy plays both sides, each in a conversation of its own.
+"""Nim for two: the policy plays both sides, each of them in its own conversation.
 
-Invariant: a side reads the heaps before its moves and nothing else; who takes the last stone wins. The outcome counts
-moves that leave the other side without a way to win, so that no side helps by losing.
+Invariant: a side reads nothing but the heaps before each of its moves; the side that takes the last stone wins. The
+outcome counts moves that leave the other side without a way to win, so that no side gains by losing.
 """
 
 import random
@@ -22,16 +22,16 @@ _MOVE: Final = re.compile(r"\s*([a-e]) ?([1-9])\.?\s*", re.ASCII)
 
 
 class NimEnvironment(NumberedEnvironment):
-    """Take stones from one heap, in turn, until none is left.
+    """Nim: two sides take stones from one heap in turn, until no stone is left.
 
     Params: `heaps` (3), `stones` (7: most of a heap at the start), `style` (text, or char), `max_turns` (heaps times
-    stones). Actions: a heap and how many, as `b2`; what is no move, or cannot be done, loses. Rewards: outcome, the
-    share of the positions that can be won whose mover moved so that it stays won, 0 after a move that cannot be done;
-    `first` and `second`, the roles: 1 for who won.
+    stones). Actions: a heap and a number of stones, as `b2`; an invalid move loses the game. Rewards: outcome, of the
+    positions that the side to move could win, the share in which it kept the win, but 0 after an invalid move; `first`
+    and `second`, the roles: 1 for the side that won, else 0.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError."""
+        """Reads the parameters. Raises ConfigError for an unknown one, or a value out of its bounds."""
         params = Params(config)
         self._num_heaps = params.integer("heaps", 3, 2, len(_NAMES))
         self._most = params.integer("stones", 7, 2, 9)
@@ -42,17 +42,17 @@ class NimEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """Heaps, none empty."""
+        """Draws heaps, none of them empty."""
         source = random.Random(f"{self.config.seed}:{task_id}")
         heaps = tuple(source.randint(1, self._most) for _ in range(self._num_heaps))
         return Problem(question=self.ask(heaps), reference=best_move(heaps), entry=heaps, initial_state=str(heaps))
 
     def begin(self, problem: Problem) -> "Game":
-        """The first side moves."""
+        """A new game, in which the first side is to move."""
         return Game(self, problem.entry)
 
     def demonstration(self, task_id: int) -> Actions:
-        """A game in which both sides move as well as can be. Raises LookupError."""
+        """A game in which both sides play `best_move`. Raises LookupError for a task out of range."""
         heaps: Heaps = self.problem(task_id).entry
         moves: list[str] = []
         while any(heaps):
@@ -88,7 +88,7 @@ class Game:
         self._has_seen = [True, False]
 
     def step(self, action: Action) -> Transition:
-        """Text that the other side reads, or the end."""
+        """Makes a move and returns the text for the other side; the last stone or an invalid move ends the game."""
         move, role = _read(action.text), ROLES[self._mover]
         if not move[1]:
             return self._end(1 - self._mover, 0.0, TurnStatus.MALFORMED)
@@ -116,12 +116,12 @@ class Game:
 
 
 def after(heaps: Heaps, heap: int, count: int) -> Heaps:
-    """The heaps without some stones of one."""
+    """The heaps after `count` stones were taken from the heap of index `heap`."""
     return tuple(left - count * (index == heap) for index, left in enumerate(heaps))
 
 
 def best_move(heaps: Heaps) -> str:
-    """A move that wins against everything; one stone of the first heap where there is none."""
+    """A move that keeps a won position won; in a lost one, one stone of the first heap that has any."""
     for heap, left in enumerate(heaps):
         rest = left ^ _nim_sum(heaps)
         if rest < left:
@@ -130,11 +130,11 @@ def best_move(heaps: Heaps) -> str:
 
 
 def _nim_sum(heaps: Heaps) -> int:
-    """0 where the other side can force a win (Bouton, 1901)."""
+    """Exclusive or of the heaps; 0 if the side to move loses against best play (Bouton, 1901)."""
     return reduce(xor, heaps)
 
 
 def _read(text: str) -> tuple[int, int]:
-    """Heap and count; a count of 0 where it is no move."""
+    """Index of the heap and number of stones of a move; 0 stones if the text is not a move."""
     found = _MOVE.fullmatch(text.lower()) if len(text) < 20 else None
     return (_NAMES.index(found[1]), int(found[2])) if found else (0, 0)

@@ -1,6 +1,6 @@
-"""Notes on a text that is read in parts: each part is a conversation that begins with the notes on those before.
+"""Notes on a text that is read in parts: each part is a conversation that begins with the notes on the parts before.
 
-Invariant: what the notes do not hold is gone; nobody knows the question before the last part is read.
+Invariant: a fact that the notes do not hold is lost; the question comes only after the last part.
 """
 
 import random
@@ -22,16 +22,16 @@ _PLACES: Final = (
 
 
 class NotesEnvironment(NumberedEnvironment):
-    """Read a text part by part, keep notes, answer a question from the notes alone.
+    """Reading a text part by part with notes, and answering a question from the notes alone.
 
-    Params: `parts` (3), `facts` (2: of each part), `note` (24 for each fact: most characters of the notes; what is
-    longer is cut off), `style` (text, or char), `max_turns` (parts + 1). Actions: the notes on all that
-    was read so far; at last the answer. Rewards: outcome 1 for the right answer, `kept` the share of all facts that the
-    last notes hold. A turn: the change of that share over the facts that were read.
+    Params: `parts` (3), `facts` (2: of each part), `note` (24 for each fact, in char style 2: most characters of the
+    notes; longer notes are cut off), `style` (text, or char), `max_turns` (parts + 1). Actions: the notes on all parts
+    so far, after the last part the answer. Rewards: outcome 1 for the right answer, `kept` the share of all facts that
+    the last notes hold. A turn with notes earns the change of that share.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError."""
+        """Reads the parameters. Raises ConfigError for an unknown one, or a value out of its bounds."""
         params = Params(config)
         self.style = params.choice("style", "text", ("text", "char"))
         self.parts = params.integer("parts", 3, 1, 8)
@@ -44,7 +44,7 @@ class NotesEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """Facts about different people, and one of them that is asked for."""
+        """Draws facts about different people, and the person that the question is about."""
         source = random.Random(f"{self.config.seed}:{task_id}")
         count, is_char = self.parts * self.facts, self.style == "char"
         who = source.sample("abcdefghijklmnopqrstuvwxyz" if is_char else _PEOPLE.split(), count)
@@ -58,11 +58,11 @@ class NotesEnvironment(NumberedEnvironment):
         )
 
     def begin(self, problem: Problem) -> "Reading":
-        """The first part is read."""
+        """A new try, after the first part of the text."""
         return Reading(self, *problem.entry)
 
     def demonstration(self, task_id: int) -> Actions:
-        """Notes of everything, and the answer. Raises LookupError."""
+        """Notes of all facts after each part, and the answer. Raises LookupError for a task out of range."""
         problem = self.problem(task_id)
         facts, _ = problem.entry
         joint = "" if self.style == "char" else ", "
@@ -70,7 +70,7 @@ class NotesEnvironment(NumberedEnvironment):
         return (*notes, problem.reference)
 
     def part(self, facts: Facts, number: int, notes: str) -> str:
-        """A part of the text, under the notes so far."""
+        """Message with the notes so far and part `number` (from 0) of the text."""
         own = facts[number * self.facts : (number + 1) * self.facts]
         if self.style == "char":
             return f"n:{notes}:{''.join(self.noted(fact) for fact in own)}="
@@ -82,13 +82,13 @@ class NotesEnvironment(NumberedEnvironment):
         )
 
     def question(self, who: str, notes: str) -> str:
-        """The question at the end."""
+        """Message with the last notes and the question."""
         if self.style == "char":
             return f"q:{notes}:{who}="
         return f"Your notes: {notes or 'none'}\nWhere does {who} live? Answer with one word."
 
     def noted(self, fact: tuple[str, str]) -> str:
-        """A fact as notes say it."""
+        """A fact in the form that notes must contain."""
         return "".join(fact) if self.style == "char" else " ".join(fact)
 
 
@@ -103,7 +103,7 @@ class Reading:
         self._kept = 0.0
 
     def step(self, action: Action) -> Transition:
-        """The next part, the question, or the end."""
+        """Takes notes and returns the next part or the question; takes the answer and ends the episode."""
         environment = self._environment
         if self._num_read > environment.parts:
             _, where = self._facts[self._asked]
@@ -124,5 +124,5 @@ class Reading:
         )
 
     def _share(self, notes: str) -> float:
-        """Of all facts, those that the notes hold."""
+        """Share of all facts that the notes hold."""
         return sum(self._environment.noted(fact) in notes for fact in self._facts) / len(self._facts)

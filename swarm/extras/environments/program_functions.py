@@ -1,6 +1,6 @@
 """Methods and functions that programs with counted steps may call.
 
-Invariant: what is not named here cannot be called, and each charges what it looks at before it does so.
+Invariant: a program can call nothing else of Python, and pays for the data of a call before the call looks at them.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ def _keyed(run: RunningProgram, values: list[Any], key: Any) -> list[Any]:
 
 
 def sort_values(run: RunningProgram, given: list[Any], named: dict[str, Any]) -> list[Any]:
-    """`sorted`, with `key` and `reverse`."""
+    """Built-in function `sorted`, with `key` and `reverse`. Raises TypeError for other arguments."""
     values = run.items(*given)
     if named.keys() - {"key", "reverse"}:
         raise TypeError
@@ -67,7 +67,7 @@ def _isinstance(_run: RunningProgram, given: list[Any], _: dict[str, Any]) -> bo
 
 
 def _of_data(function: Callable[..., Any], most: int = 2) -> Builtin:
-    """A function over plain values, charged by what they hold."""
+    """Makes a built-in function of a function over at most `most` plain values, charged by what they hold."""
 
     def call(run: RunningProgram, given: list[Any], named: dict[str, Any]) -> Any:
         if named or len(given) > most or any(isinstance(each, (Closure, NamedFunction)) for each in given):
@@ -79,7 +79,7 @@ def _of_data(function: Callable[..., Any], most: int = 2) -> Builtin:
 
 
 def _of_items(function: Callable[..., Any], most: int = 1) -> Builtin:
-    """A function over all items of iterable values."""
+    """Makes a built-in function of a function over at most `most` iterables, charged by their items."""
 
     def call(run: RunningProgram, given: list[Any], named: dict[str, Any]) -> Any:
         if named or len(given) > most:

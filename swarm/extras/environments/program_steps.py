@@ -1,9 +1,9 @@
-"""Programs in a small part of Python, carried out node by node with counted steps.
+"""Interpreter for programs in a small part of Python, with counted steps.
 
-Nothing of a program is ever Python code of this process: its tree is walked, its values are plain data (numbers, texts,
-lists, tuples, dicts), and only the methods and functions named here exist, so that no frame, file, module or object of
-ours can be reached. Invariant: what a program comes to, its errors and its steps included, depends on its text and its
-arguments alone; every operation is charged at least what it takes before it is done.
+Python never executes a program: the interpreter walks its tree, its values are plain data (numbers, texts, lists,
+tuples, dicts), and only the methods and functions of `program_functions` exist, so that a program reaches no frame,
+file, module or object of this process. Invariant: the result of a program, its errors and its steps depend on its text,
+its arguments and Python's grammar alone; every operation is charged at least what it takes before it is done.
 """
 
 import ast
@@ -60,7 +60,7 @@ _COMPARISONS: Final[Mapping[type, Callable[[Any, Any], Any]]] = {
 
 
 def read_program(text: str) -> ast.Module:
-    """The tree of a program. Raises ProgramFailed."""
+    """Parses a program. Raises ProgramFailed if it is too long, or is not valid Python."""
     if len(text) > MAX_CHARS:
         raise ProgramFailed("MemoryError", 1)
     before = sys.getrecursionlimit()
@@ -78,7 +78,7 @@ def read_program(text: str) -> ast.Module:
 
 
 class Run:
-    """One run of a program: its own names, steps and values."""
+    """One run of a program, with its own names, steps and values."""
 
     def __init__(self, tree: ast.Module, max_steps: int = MAX_STEPS) -> None:
         self._tree = tree
@@ -94,7 +94,11 @@ class Run:
         return self._max_steps - self._left
 
     def call(self, name: str, *arguments: object) -> object:
-        """Result of the program's function of that name. Raises ProgramFailed."""
+        """Runs the program, then its function `name`, and returns the result.
+
+        Raises:
+            ProgramFailed: the program ended with an error, or its steps are used up.
+        """
         before = sys.getrecursionlimit()
         sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
         try:
@@ -110,14 +114,21 @@ class Run:
     # --- bounds --------------------------------------------------------------------------------------
 
     def charge(self, steps: int) -> None:
-        """Takes steps away."""
+        """Subtracts steps from those left. Raises StepLimit if too few are left."""
         self._left -= steps
         if self._left < 0:
             self._left = 0
             raise StepLimit
 
     def weigh(self, *values: object) -> int:
-        """Charges all that values hold, as often as a comparison or a print would meet it; returns how much that is."""
+        """Charges for everything that the values hold, and returns the number of steps charged.
+
+        A part that occurs several times is charged as often, since a comparison or a print would meet it as often.
+
+        Raises:
+            StepLimit: too few steps are left.
+            RecursionError: lists are nested deeper than MAX_NESTING.
+        """
         before = self._left
         waiting = [(value, 0) for value in values]
         while waiting:
@@ -135,7 +146,7 @@ class Run:
         return before - self._left
 
     def _sized(self, value: Any) -> Any:
-        """The value, where it is not too large. What is made of it later was charged by length."""
+        """Charges for a value and returns it. Raises MemoryError, OverflowError or TypeError beyond the bounds."""
         if isinstance(value, (str, list, tuple, dict)):
             size = len(cast("str", value))
             self.charge(size // 8)
@@ -149,7 +160,7 @@ class Run:
         return value
 
     def items(self, value: Any) -> list[Any]:
-        """Charges and returns all items of an iterable value."""
+        """Charges for the items of an iterable value and returns them. Raises TypeError, MemoryError or StepLimit."""
         if not isinstance(value, (str, list, tuple, dict, range)):
             raise TypeError
         if isinstance(value, range) and (value.stop - value.start) // value.step > MAX_SIZE:
@@ -405,7 +416,7 @@ class Run:
         return held[key]
 
     def text(self, value: Any) -> str:
-        """The value as `str` writes it."""
+        """Charges for a value and returns it as `str` writes it. Raises TypeError for a function."""
         if isinstance(value, (Closure, NamedFunction)):
             raise TypeError
         self.weigh(value)
@@ -435,7 +446,10 @@ class Run:
         return [self._value(each, scope) for each in node.args], named
 
     def invoke(self, function: Any, given: list[Any], named: dict[str, Any]) -> Any:
-        """Result of a function of the program, or of ours."""
+        """Calls a function of the program, or a built-in one, and returns its result.
+
+        Raises TypeError for any other value or for wrong arguments, and whatever the function raises.
+        """
         self.charge(1)
         if isinstance(function, NamedFunction):
             return self._sized(FUNCTIONS[function.name](self, given, named))
@@ -502,7 +516,7 @@ def _given(key: ast.expr | None) -> ast.expr:
 
 
 def _plain(part: ast.expr) -> ast.expr:
-    """The value of a part of an f-string; widths and conversions are not supported."""
+    """The value of a part of an f-string. Raises NotImplementedError for a width or a conversion."""
     if isinstance(part, ast.FormattedValue):
         if part.format_spec is not None or part.conversion != -1:
             raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Values and bounds of programs that are carried out with counted steps."""
+"""Values and bounds of programs that are interpreted with counted steps."""
 
 import ast
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MAX_NESTING: Final = 40  # of lists in lists
 
 
 class ProgramFailed(Exception):
-    """A program ended with an error: name of its class, and the line."""
+    """Error of a program: the name of its class, and the line."""
 
     def __init__(self, name: str, line: int) -> None:
         super().__init__(f"{name} in line {line}")
@@ -22,29 +22,35 @@ class ProgramFailed(Exception):
 
 
 class StepLimit(Exception):
-    """The steps are used up; no program can catch it."""
+    """Error that ends a program whose steps are used up; no program can catch it."""
 
 
 class RunningProgram(Protocol):
-    """A program under way, as functions that it may call see it (`program_steps.Run`)."""
+    """The running program, as the built-in functions see it (`program_steps.Run`)."""
 
     def charge(self, steps: int) -> None:
-        """Takes steps away."""
+        """Subtracts steps from those left. Raises StepLimit if too few are left."""
 
     def weigh(self, *values: object) -> int:
-        """Charges all that values hold, and returns how much that is."""
+        """Charges for everything that the values hold, at any depth, and returns the number of steps charged."""
         ...
 
     def items(self, value: Any) -> list[Any]:
-        """Charges and returns all items of an iterable value."""
+        """Charges for the items of an iterable value and returns them. Raises TypeError for any other value."""
         ...
 
     def text(self, value: Any) -> str:
-        """The value as `str` writes it."""
+        """Charges for a value and returns it as `str` writes it. Raises TypeError for a function."""
         ...
 
     def invoke(self, function: Any, given: list[Any], named: dict[str, Any]) -> Any:
-        """The result of a function of the program, or of ours."""
+        """Calls a function of the program, or a built-in one, and returns its result.
+
+        Args:
+            function: the function; TypeError for any other value.
+            given: arguments by position.
+            named: arguments by name.
+        """
         ...
 
 
@@ -63,7 +69,7 @@ class Closure:
 
 @dataclass(eq=False, repr=False, slots=True)
 class NamedFunction:
-    """A function of ours, by name."""
+    """A built-in function of `program_functions.FUNCTIONS`, by name."""
 
     def __repr__(self) -> str:
         return "function"
@@ -73,13 +79,13 @@ class NamedFunction:
 
 @dataclass(eq=False, slots=True)
 class NameScope:
-    """Names of a function or of the program, and those around it."""
+    """Names of a function, a comprehension or the program, with the scope around it."""
 
     names: dict[str, Any]
     outer: "NameScope | None" = None
 
     def get(self, name: str) -> Any:
-        """The value of a name. Raises NameError."""
+        """The value of a name, in this scope or else the nearest one around it. Raises NameError."""
         scope: NameScope | None = self
         while scope is not None:
             if name in scope.names:
@@ -90,7 +96,7 @@ class NameScope:
 
 @dataclass(eq=False, slots=True)
 class Returned:
-    """Return from a function, with its value."""
+    """Signal that a function returns, with its value."""
 
     value: Any
 

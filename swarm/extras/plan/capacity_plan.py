@@ -1,20 +1,20 @@
-"""Capacity planning: the generators, their speed and the lines that a learner needs for a chosen lag bound.
+"""Capacity planning: the generators, their speed and the bandwidth that a learner needs for a chosen lag bound.
 
 Invariant: pure arithmetic over measured figures; every answer comes with the inequality that it follows from and the
 numbers that were put into it.
 
-Symbols, in the inequalities as here:
+Symbols of the inequalities:
 T      seconds of one optimizer step that waits for no data, publishing its version included
 b      groups that a step uses up, zero-variance groups included
 N, r   generators, and groups that one of them makes in a second
 g      groups that a generator makes together
 
-A group is begun with the newest version its generator has. That version is T_encode + T_fetch + T_apply old when it
-serves, and up to one T older when its successor comes. The group takes T_generate and T_transfer, then waits for the
+A generator begins a group with its newest version. That version is T_encode + T_fetch + T_apply old when it begins to
+serve, and up to one T older when its successor comes. The group takes T_generate and T_transfer, then waits for the
 rest of its step's groups and for the step before: `queue` steps, one as long as supply covers demand. In the worst case
 this is ceil(sum / T) + queue steps between its oldest token and its use, on average sum / T + queue.
 
-That is the lag of a swarm in balance, and the smallest bound that it can keep. Where supply exceeds demand, groups
+That is the lag of a swarm in balance, and the smallest bound that it can keep. If supply exceeds demand, groups
 wait: credit to begin one is granted as long as it can still be used, and the oldest are used first, so that ages settle
 at the bound and never beyond it. For younger data lower the bound, not the number of generators.
 """
@@ -51,7 +51,7 @@ class LearnerFigures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorFigures:
-    """One kind of generator.
+    """Speed, batches and bandwidth of one kind of generator.
 
     Example:
         GeneratorFigures(name="laptop", tokens_per_s=120.0, groups_per_batch=2)
@@ -78,7 +78,7 @@ class Inequality:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The number of generators of one kind that suffices, and the lag that follows."""
+    """The least number of generators of one kind that supplies a learner, and the lag that follows."""
 
     generator: GeneratorFigures
     num_generators: int | None  # the fewest that supply the learner; None: no number does
@@ -91,17 +91,17 @@ class Plan:
 
     @property
     def holds(self) -> bool:
-        """True when that number of generators keeps every condition."""
+        """True if that number of generators meets every condition."""
         return all(inequality.holds for inequality in self.inequalities)
 
 
 def groups_per_s(learner: LearnerFigures, generator: GeneratorFigures) -> float:
-    """r: groups that one generator makes, less the share of each step in which it stands still to take a version."""
+    """r: groups per second of one generator, without the time in each step for which it pauses to take a version."""
     return generator.tokens_per_s * max(0.0, 1 - generator.pause_s / learner.step_s) / learner.tokens_per_group
 
 
 def fewest(demand: float, rate: float) -> int | None:
-    """The smallest N with N * rate >= demand; None where there is none."""
+    """The smallest N >= 1 with N * rate >= demand, up to rounding; None if the rate is not positive."""
     if rate <= 0:
         return None
     number = max(1, math.ceil(demand / rate * (1 - _ROUNDING)))
@@ -109,12 +109,12 @@ def fewest(demand: float, rate: float) -> int | None:
 
 
 def covers(supply: float, demand: float) -> bool:
-    """supply >= demand, up to rounding."""
+    """True if supply >= demand, up to rounding."""
     return supply >= demand * (1 - _ROUNDING)
 
 
 def stage_seconds(learner: LearnerFigures, generator: GeneratorFigures) -> dict[str, float]:
-    """Seconds of each stage, of a group and of the version it was begun with; an infinite bandwidth takes no time."""
+    """Seconds of each stage of a batch of groups and of its version, by name; 0 for an infinite bandwidth."""
     tokens = generator.groups_per_batch * learner.tokens_per_group
     return {
         "T_generate": tokens / generator.tokens_per_s if generator.tokens_per_s > 0 else math.inf,
@@ -126,7 +126,7 @@ def stage_seconds(learner: LearnerFigures, generator: GeneratorFigures) -> dict[
 
 
 def lag_steps(learner: LearnerFigures, generator: GeneratorFigures, num_generators: int) -> int | None:
-    """Steps between a group's oldest token and its use, in the worst case; None where nothing arrives."""
+    """Steps between a group's oldest token and its use, in the worst case; None if no group arrives."""
     total_s = sum(stage_seconds(learner, generator).values())
     queue = queue_steps(learner, num_generators * groups_per_s(learner, generator))
     if queue is None or math.isinf(total_s):
@@ -135,12 +135,15 @@ def lag_steps(learner: LearnerFigures, generator: GeneratorFigures, num_generato
 
 
 def queue_steps(learner: LearnerFigures, supply: float) -> int | None:
-    """Steps that a group waits for the others of its step: 1 where supply covers demand; None without supply."""
+    """Steps that a group waits for the others of its step: 1 if supply covers demand, None without supply."""
     return None if supply <= 0 else max(1, _ceil(learner.demand / supply))
 
 
 def plan(learner: LearnerFigures, generator: GeneratorFigures) -> Plan:
-    """The fewest generators of a kind that supply the learner, with the conditions that they keep or miss."""
+    """Plans the fewest generators of a kind that supply the learner, with the conditions that they meet or miss.
+
+    If no number of generators suffices, the conditions are those of one generator.
+    """
     rate = groups_per_s(learner, generator)
     number = fewest(learner.demand, rate)
     counted = number or 1
@@ -206,7 +209,7 @@ def _demand(learner: LearnerFigures) -> str:
 
 
 def _slack_s(learner: LearnerFigures, generator: GeneratorFigures, without: str) -> float:
-    """Seconds left for one stage within the lag bound, after the others and one step in the queue."""
+    """Seconds left for one stage within the lag bound, after the other stages and one step in the queue."""
     stages = stage_seconds(learner, generator)
     return (learner.max_age_steps - 1) * learner.step_s - sum(s for name, s in stages.items() if name != without)
 
@@ -217,7 +220,7 @@ def _least_tokens_per_s(learner: LearnerFigures, generator: GeneratorFigures) ->
 
 
 def _least_down(learner: LearnerFigures, generator: GeneratorFigures) -> float | None:
-    """Bytes per second that keep up with every version and keep the lag within its bound."""
+    """Bytes per second that fetch each version within a step and within the lag bound; None if no speed does."""
     if learner.patch_bytes == 0:
         return 0.0
     slack_s = min(learner.step_s, _slack_s(learner, generator, "T_fetch"))
@@ -229,7 +232,10 @@ def _ceil(ratio: float) -> int:
 
 
 def figure(value: float) -> str:
-    """A number for people: three significant digits, large ones with k, M or G."""
+    """A number as text for people, with three significant digits.
+
+    From 10,000 on it has k, M or G; a whole number below is written in full, and infinity as `unlimited`.
+    """
     if math.isinf(value):
         return "unlimited"
     for bound, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):

@@ -1,4 +1,4 @@
-"""`swarm plan --gpu`: the memory of a GPU that a node takes, by use, and the settings that would fit.
+"""GPU memory that a node takes, by use, and the settings that would fit (`swarm plan --gpu`).
 
 Invariant: arithmetic alone (`node.run_estimate`); no GPU is looked for, and none has confirmed the figures yet.
 """
@@ -38,7 +38,11 @@ class DevicePlan:
 
 
 def device_plans(config: "NodeConfig", gpu_bytes: int) -> list[DevicePlan]:
-    """The configuration, each change alone, and all of them. Raises ConfigError for an architecture not counted."""
+    """Plans of the configuration as it is, with each change alone, and with all of them.
+
+    Raises:
+        ConfigError: memory cannot be estimated for the architecture of the model.
+    """
     from node.run_estimate import CONTEXT_BYTES, LIKE_LLAMA, estimate_memory, lengths_of, read_shape
 
     shape = read_shape(config.model)
@@ -74,7 +78,7 @@ def _computed_in(config: "NodeConfig") -> str:
 
 
 def print_device_plans(console: Console, config: "NodeConfig", gpu_gib: float, path: Path | None) -> bool:
-    """Prints the table; true where one of the ways fits."""
+    """Prints a table of the plans; returns True if one of them fits."""
     plans = device_plans(config, int(gpu_gib * GIB))
     console.print(
         f"{config.model.source} in {config.model.dtype}, computed in {_computed_in(config)}, {path or 'defaults'}, "

@@ -1,7 +1,7 @@
 """The figures of a finished run, and the answer of `swarm plan` as a table with its inequalities.
 
-Invariant: an option beats what a run measured; a figure that neither gives is an error that names the option. What was
-not measured is None, never a guess.
+Invariant: an option replaces the figure that a run measured. A required figure that neither gives is an error that
+names the option; bytes and seconds of transfers that neither gives count as 0.
 """
 
 import json
@@ -50,7 +50,7 @@ _SAME_BATCH: Final = 0.25  # of the mean time between two groups: what comes soo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFigures:
-    """Figures that a finished run measured; None where it did not."""
+    """Figures that were measured in a finished run; None for a figure that was not measured."""
 
     trainer: str
     generators: tuple[GeneratorFigures, ...]
@@ -68,10 +68,12 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
     """Reads a run: a directory with `<node>/events.jsonl` and `<node>/node.toml`, or with those in its folder `swarm`.
 
     Args:
-        trainer: node whose steps count; empty: the only one that made any.
+        directory: directory of the run.
+        trainer: name of the node whose steps count; empty: the only node that made steps.
 
     Raises:
-        ConfigError: there is no run, or no such trainer, or several.
+        ConfigError: there is no run, or the named node made no step, or no node is named and not exactly one made
+            steps.
     """
     from node.status import computed_in
     from swarm.telemetry import read_events
@@ -130,7 +132,7 @@ def _mean(events: Sequence[Kind], value: Callable[[Kind], float]) -> float | Non
 
 
 def _step_s(step: StepMade) -> float:
-    """A step without the wait for its groups; `learn` has everything between draw and publishing."""
+    """Seconds of a step without the wait for its groups; `learn` has everything between draw and publishing."""
     seconds = step.seconds
     parts = ("score", "backward", "optimizer")
     learning = seconds["learn"] if "learn" in seconds else sum(seconds.get(part, 0.0) for part in parts)
@@ -138,7 +140,7 @@ def _step_s(step: StepMade) -> float:
 
 
 def _tokens_per_s(puts: Sequence[GroupPut]) -> float | None:
-    """Speed of the fastest fifth of a node's batches; None with too few of them."""
+    """Tokens per second of the fastest consecutive fifth of a node's batches; None with too few batches."""
     batches = _batches(puts)
     width = len(batches) // _WINDOWS
     if width < _MIN_BATCHES:
@@ -151,7 +153,7 @@ def _tokens_per_s(puts: Sequence[GroupPut]) -> float | None:
 
 
 def _batches(puts: Sequence[GroupPut]) -> list[tuple[float, int]]:
-    """(when it was handed over, tokens) of each batch: its groups are handed over one right after the other."""
+    """(wall clock of the last group, tokens) of each batch; groups that follow closely are of one batch."""
     if len(puts) < 2:
         return []
     gap_s = _SAME_BATCH * (puts[-1].at_s - puts[0].at_s) / (len(puts) - 1)
@@ -178,10 +180,11 @@ def _config(directory: Path) -> "NodeConfig | None":
 
 
 def run_plan(options: PlanOptions) -> bool:
-    """Prints the plan; true where one of its kinds of generators, or a way on the GPU, will do.
+    """Prints the plan; returns True if a kind of generators meets every condition, or a setting fits the GPU.
 
     Raises:
-        ConfigError: a figure is missing or out of bounds; names the option.
+        ConfigError: a figure is missing or out of bounds (names the option), or the run or configuration cannot be
+            read.
     """
     run = options.run
     if options.gpu is not None:
@@ -221,7 +224,7 @@ def run_plan(options: PlanOptions) -> bool:
 
 
 def _plan_device(gpu_gib: float, path: Path | None, as_json: bool) -> bool:
-    """Prints which settings of a node fit on a GPU; true where one does."""
+    """Prints the settings of a node and their memory on a GPU; returns True if one of them fits."""
     from swarm.config import NodeConfig, load_config
     from swarm.extras.plan.device_plan import GIB, device_plans, print_device_plans
 
@@ -251,7 +254,11 @@ def _changed(kind: GeneratorFigures, options: PlanOptions) -> GeneratorFigures:
 def _kinds(
     measured: tuple[GeneratorFigures, ...], tokens_per_s: Sequence[float], run: Path | None
 ) -> list[GeneratorFigures]:
-    """Generators of the run, or one for each given speed that otherwise is like the first of the run."""
+    """Generators of the run, or for each given speed one that is otherwise like the first of the run.
+
+    Raises:
+        ConfigError: no speed is given, and the run measured none; or a speed is not positive.
+    """
     speeds = [_positive("--tokens-per-s", speed) for speed in tokens_per_s]
     if speeds:
         like = measured[0] if measured else GeneratorFigures(name="", tokens_per_s=0.0)

@@ -1,4 +1,4 @@
-"""An adapter in training, step by step as its owner says: gradients are added up until the step that uses them.
+"""Training of one adapter by single calls of its owner: gradients add up until an optimizer step uses them.
 
 Invariant: the base weights are shared with others and never change; log-probs are those of the weights before the step.
 Shape letters: N sequences, S tokens of one, K targets of a token.
@@ -29,7 +29,7 @@ Ids = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterShape:
-    """The parts of an adapter."""
+    """Rank, scale, seed and layers of an adapter."""
 
     rank: int  # > 0
     alpha: float  # scale of what it adds, times the rank
@@ -39,7 +39,7 @@ class AdapterShape:
 
 
 def adapted(base: nn.Module, shape: AdapterShape) -> nn.Module:
-    """A network over the base's own weights with a fresh adapter.
+    """A network that shares the base's weights and has a new adapter.
 
     Raises:
         ConfigError: there is no layer to adapt.
@@ -58,7 +58,7 @@ def adapted(base: nn.Module, shape: AdapterShape) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamSettings:
-    """One step of AdamW."""
+    """Settings of one step of AdamW."""
 
     learning_rate: float
     betas: tuple[float, float]
@@ -72,7 +72,7 @@ class AdapterTraining:
 
     Example:
         training = AdapterTraining(base, AdapterShape(rank=8, alpha=32, seed=0, ...), clock)
-        logprobs, loss = training.forward_backward(recipe, batch, token_ids, targets)
+        logprobs, loss = training.forward_backward(recipe, batch, token_ids, targets, is_forward_only=False)
         norm = training.step(AdamSettings(learning_rate=1e-4, ...))
     """
 
@@ -85,23 +85,23 @@ class AdapterTraining:
 
     @property
     def device(self) -> torch.device:
-        """Of the weights."""
+        """Device of the weights."""
         return next(self.network.parameters()).device
 
     def forward_backward(
         self, recipe: Recipe, batch: Batch, token_ids: Sequence[Ids], targets: Sequence[Ids], *, is_forward_only: bool
     ) -> tuple[list[Ids], float]:
-        """Scores sequences, and adds the gradient of their loss to what was added before (blocking).
+        """Scores sequences, and adds the gradient of their loss to the gradient of the next step (blocking).
 
         Args:
-            recipe: of the loss.
-            batch: N rollouts, a column for each target of a sequence, in order.
-            token_ids: N of int64 [S].
-            targets: N of int64 [S] or [S, K].
-            is_forward_only: no gradient is added.
+            recipe: recipe that defines the loss.
+            batch: N rollouts, with a column for each target of a sequence, in order.
+            token_ids: N arrays of int64 [S], which the network reads.
+            targets: N arrays of int64 [S] or [S, K], which are predicted at each token.
+            is_forward_only: leaves the gradient as it is.
 
         Returns:
-            Log-probs of the targets, N float32 of their shapes, and the loss.
+            Log-probs of the targets, N arrays of float32 in the shapes of `targets`, and the loss.
         """
         plan = rows_of(token_ids, targets, self.device)
         if is_forward_only:
@@ -114,11 +114,11 @@ class AdapterTraining:
         return [row[: each.size].reshape(each.shape) for row, each in zip(logprobs, targets, strict=True)], loss
 
     def step(self, settings: AdamSettings) -> float:
-        """One step with all gradients since the last one; returns their norm before clipping (blocking).
+        """Makes a step with the sum of all gradients since the last step; returns its norm before clipping (blocking).
 
         Raises:
             ConfigError: there is no gradient.
-            NonFiniteStep: it is not finite; nothing changed, and it is forgotten.
+            NonFiniteStep: the norm is not finite; the weights stay as they are, and the gradient is discarded.
         """
         if not self._optimizer.has_gradient:
             raise ConfigError("optim_step: there is no gradient; call forward_backward first")
@@ -128,18 +128,23 @@ class AdapterTraining:
         return norm
 
     def adapter(self) -> PublishedTensors:
-        """A copy of the adapter, by name."""
+        """A copy of the adapter's tensors, by name."""
         return snapshot(self.network)
 
     def state(self) -> dict[str, Tensor]:
-        """Adapter and moments in float32, as `load_state` takes them."""
+        """The adapter in float32 and the state of the optimizer, by name, for `load_state`; not a copy."""
         return self._optimizer.state()
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int, *, has_moments: bool) -> None:
-        """Takes a saved adapter, with or without the optimizer's moments.
+        """Replaces the adapter with a saved one, and discards the gradient.
+
+        Args:
+            tensors: saved result of `state`.
+            num_steps: optimizer steps that were made until then.
+            has_moments: loads the saved moments of the optimizer as well; else its present moments stay.
 
         Raises:
-            ConfigError: it is one of another shape.
+            ConfigError: the saved adapter has other layers or another rank.
         """
         shapes = {f"master.{name}": tensor.shape for name, tensor in published_state(self.network).items()}
         given = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("master.")}
@@ -154,7 +159,10 @@ class AdapterTraining:
 def rows_of(
     token_ids: Sequence[Ids], targets: Sequence[Ids], device: torch.device, budget: int = TOKEN_BUDGET
 ) -> list[PackedRows]:
-    """Micro-batches of a row for each sequence, of similar lengths, each within the budget of tokens."""
+    """Packs sequences of similar lengths into micro-batches, one row for each sequence.
+
+    A micro-batch has at most `budget` tokens, padding included; a longer sequence has its own.
+    """
     order = sorted(range(len(token_ids)), key=lambda row: -token_ids[row].size)
     parts: list[list[int]] = []
     for row in order:

@@ -37,7 +37,7 @@ class TinkerSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartedTinker:
-    """A server that listens."""
+    """A running server, with the address and the key that its clients need."""
 
     server: "HttpServer"
     app: "TinkerApp"
@@ -58,7 +58,14 @@ def serve_tinker(
     device: str,
     store: Path,
 ) -> None:
-    """Serves until Ctrl-C or SIGTERM (blocking); options as in TinkerSettings.
+    """Serves until Ctrl-C or SIGTERM (blocking).
+
+    Args:
+        target: directory of a node or a model source; with `node` the source that this node trains.
+        step: checkpoint to serve; None for the newest, and with `node`.
+        node: directory of the node that publishes; None to serve alone.
+        samplers: file with the nodes that sample (`read_nodes`); None to serve alone.
+        name, listen, key, max_rows, device, store: see `TinkerSettings`.
 
     Raises:
         ConfigError: names the option and the fix.
@@ -102,7 +109,17 @@ def start_tinker(
     publish: "Publish | None" = None,
     nodes: "SamplingNodes | None" = None,
 ) -> StartedTinker:
-    """Serves a model in a thread of its own, and says where. Raises ConfigError where nothing can listen there."""
+    """Starts a server in its own thread, and prints its address and key.
+
+    Args:
+        model: model to serve; its adapters are merged into its weights.
+        settings: address, key and limits.
+        publish: makes an adapter a version that nodes follow; None: no node follows.
+        nodes: nodes that sample; None: all samples are made here.
+
+    Raises:
+        ConfigError: the server cannot listen at the address, or a package is missing.
+    """
     from swarm.extras.tinker.tinker_store import TinkerStore
     from swarm.model.compute_dtype import place
     from swarm.model.lora import merge_adapters
@@ -142,7 +159,7 @@ def start_tinker(
 
 
 def end_tinker(started: StartedTinker) -> None:
-    """Ends what `start_tinker` began (blocking)."""
+    """Ends a server, its training and its engines, and prints the number of samples by node (blocking)."""
     started.server.stop()
     started.app.close()
     samplers = started.app.samplers

@@ -1,12 +1,12 @@
 """The HTTP interface that the tinker SDK talks to: sessions, models in training, samplers, and promises of results.
 
     GET  /api/v1/healthz                    no key needed
-    POST /api/v1/client/config              what the SDK asks first
+    POST /api/v1/client/config              settings, which the SDK asks for first
     POST /api/v1/create_session             and session_heartbeat; a session that is silent for a while ends
     POST /api/v1/create_model               an adapter of the one model that is served
     POST /api/v1/forward_backward, optim_step, save_weights, save_weights_for_sampler, load_weights
     POST /api/v1/create_sampling_session, asample
-    POST /api/v1/retrieve_future            what became of one of them
+    POST /api/v1/retrieve_future            result of a request that was promised
 
 Endpoints of models are in `tinker_training.py`, those of samplers in `tinker_samplers.py`.
 
@@ -42,12 +42,12 @@ class TinkerApp:
     """Answers the tinker SDK for one model.
 
     Args:
-        model: that is served.
-        samplers: who samples.
-        store: of saved weights.
-        key: that every request but healthz must have; begins with `tml-`.
-        clock: of idle sessions.
-        publish: makes an adapter a version that nodes follow; None: nobody follows.
+        model: model to train and to sample from.
+        samplers: table of samplers.
+        store: store of saved weights.
+        key: secret that every request but healthz must have; begins with `tml-`.
+        clock: clock of idle sessions and of training.
+        publish: makes an adapter a version that nodes follow; None: no node follows.
 
     Example:
         uvicorn.run(TinkerApp(model, samplers, store, key, SystemClock()).routes)
@@ -95,7 +95,7 @@ class TinkerApp:
         )
 
     def close(self) -> None:
-        """Ends training and engines (blocking)."""
+        """Ends training, engines and calls to nodes (blocking)."""
         self._training.close()
         self.samplers.close()
 

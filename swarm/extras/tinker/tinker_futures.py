@@ -1,7 +1,7 @@
-"""Requests that are answered later: what a client was promised, until it has fetched it.
+"""Requests that are answered later: each runs under an id, and its reply is kept for the client to fetch.
 
-Invariant: a request that comes again under its id is not done again; results that nobody fetches are bounded in number
-and bytes, the oldest go first.
+Invariant: a request is not done again while its id runs or has a kept reply. Kept replies are bounded in number and in
+bytes of protobuf; the oldest are dropped first.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Work = Coroutine[Any, Any, Reply]
 
 
 class Promises:
-    """Runs work under an id, and keeps what came of it.
+    """Runs work under an id, and keeps the reply.
 
     Example:
         promises.begin("model:1", "session", work())
@@ -41,7 +41,13 @@ class Promises:
         self._num_bytes = 0
 
     def begin(self, request_id: str, owner: str, work: Work) -> None:
-        """Begins work, unless it is or was under way under that id. Raises RequestRefused where too much is."""
+        """Starts work, unless its id runs or has a kept reply. Raises RequestRefused if MAX_OPEN requests run.
+
+        Args:
+            request_id: id of the request.
+            owner: name under which `cancel_of` finds the request.
+            work: coroutine that makes the reply; an error of the work becomes a reply as well.
+        """
         if request_id in self._open or request_id in self._done:
             work.close()
             return
@@ -56,7 +62,11 @@ class Promises:
         task.add_done_callback(lambda task: self._keep(request_id, task))
 
     async def wait(self, request_id: str, timeout_s: float) -> Reply | None:
-        """The reply; None where it takes longer. Raises RequestRefused where nothing is known of the request."""
+        """Waits for a reply; returns None if it takes longer.
+
+        Raises:
+            RequestRefused: the id is unknown, or its reply was dropped.
+        """
         task = self._open.get(request_id)
         if task is not None:
             await asyncio.wait({task}, timeout=timeout_s)
@@ -68,12 +78,12 @@ class Promises:
         return self._done[request_id]
 
     def cancel(self, request_id: str) -> None:
-        """Ends work that nobody waits for."""
+        """Cancels a request that runs, so that its reply is an error; does nothing for any other id."""
         if request_id in self._open:
             self._open[request_id].cancel()
 
     def cancel_of(self, owner: str) -> None:
-        """Ends all work of an owner."""
+        """Cancels all running requests of an owner."""
         for request_id in [each for each, own in self._owners.items() if own == owner]:
             self.cancel(request_id)
 
@@ -88,7 +98,7 @@ class Promises:
 
 
 class RequestOrder:
-    """Lets requests of one model through in the order of their numbers, which begins at 1."""
+    """Lets requests of one model through in the order of their numbers, from `first` on."""
 
     def __init__(self, first: int = 1) -> None:
         self._next = first
@@ -96,7 +106,11 @@ class RequestOrder:
 
     @asynccontextmanager
     async def turn(self, number: int) -> AsyncGenerator[None]:
-        """Waits for all before `number`; those after it wait for its end. Raises RequestRefused for one gone by."""
+        """Waits until all lower numbers had their turns, and holds that of `number` until the `with` ends.
+
+        Raises:
+            RequestRefused: this number had its turn before.
+        """
         async with self._changed:
             await self._changed.wait_for(lambda: self._next >= number)
             if self._next > number:
@@ -110,7 +124,7 @@ class RequestOrder:
 
 
 async def _reply(work: Work, request_id: str) -> Reply:
-    """The answer, or the error in the form of one."""
+    """The reply of the work, or its error in the form of a reply."""
     try:
         return await work
     except (RequestRefused, ConfigError, NonFiniteStep) as error:

@@ -1,4 +1,4 @@
-"""HTTP requests of the tinker SDK: the key, bodies within a bound, refusals as the SDK reads them."""
+"""HTTP requests of the tinker SDK: the key, bodies within a bound, and errors in the form that the SDK reads."""
 
 import hmac
 import json
@@ -23,7 +23,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def guarded(endpoint: Endpoint, key: bytes) -> Endpoint:
-    """The endpoint for callers with the key, and its refusals as the SDK reads them."""
+    """Wraps an endpoint: it serves only callers with the key, and errors become answers that the SDK can read."""
 
     async def answer(request: Request) -> Response:
         if not hmac.compare_digest(request.headers.get("x-api-key", "").encode(), key):
@@ -44,7 +44,7 @@ def guarded(endpoint: Endpoint, key: bytes) -> Endpoint:
 
 
 async def body_of(request: Request) -> bytes:
-    """All of a body. Raises RequestRefused where it is too long."""
+    """Reads the whole body of a request. Raises RequestRefused beyond MAX_BODY_BYTES."""
     try:
         return await read_body(request.stream(), MAX_BODY_BYTES)
     except TooLarge as error:
@@ -52,12 +52,16 @@ async def body_of(request: Request) -> bytes:
 
 
 async def body_and_beginning(request: Request, beginning: bytearray) -> bytes:
-    """All of a body, whose first MAX_ORDER_BYTES go into `beginning`. Raises TooLarge where it is too long."""
+    """Reads the whole body of a request; its first MAX_ORDER_BYTES are added to `beginning`.
+
+    Raises:
+        TooLarge: the body exceeds MAX_BODY_BYTES; `beginning` has its first bytes all the same.
+    """
     return await read_body(_keeping_first(request.stream(), beginning), MAX_BODY_BYTES)
 
 
 async def decoded(request: Request) -> object:
-    """A JSON body. Raises RequestRefused where it is none."""
+    """Reads and decodes a JSON body. Raises RequestRefused if it is not JSON, or too long."""
     try:
         return json.loads(await body_of(request))
     except (ValueError, RecursionError):
@@ -65,7 +69,7 @@ async def decoded(request: Request) -> object:
 
 
 async def read_json(request: Request, kind: type[Any]) -> Any:
-    """A JSON body with the fields of a request. Raises RequestRefused."""
+    """Reads a JSON body as a request of class `kind`. Raises RequestRefused."""
     return read_tinker_request(kind, await decoded(request))
 
 

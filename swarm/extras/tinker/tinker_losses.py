@@ -1,9 +1,9 @@
-"""Losses of Tinker as recipes: what a client names and sends becomes parts of ours and one batch.
+"""Losses of Tinker as recipes: a named loss becomes parts of a recipe here, and the data of a request becomes batches.
 
-Invariant: the loss is the sum over all tokens that were sent, advantages (or weights) as sent, temperature 1. Two
-bounds are ours: a log-ratio counts as far as +-20, that of a whole sequence (gspo) up to 10.
+Invariant: the loss is the sum over all tokens that were sent, with advantages (or weights) as sent, at temperature 1.
+Two bounds are added here: a log-ratio counts as far as +-20, that of a whole sequence (gspo) up to 10.
 
-Source: Tinker's documentation of its losses (tinker-docs.thinkingmachines.ai/tinker/losses), where each formula stands.
+Source: Tinker's documentation of its losses (tinker-docs.thinkingmachines.ai/tinker/losses), which has each formula.
 Shape letters: N data, L longest of them in targets.
 """
 
@@ -42,7 +42,7 @@ class SentAdvantages(AdvantagePart):
 
 
 class TokenSum(AggregatePart):
-    """The sum over all tokens: whatever a mean would divide by is in the advantages already."""
+    """Sum over all tokens; the divisor of a mean, if there is one, is in the advantages already."""
 
     equation = "L = sum_i sum_t L_t"
 
@@ -51,7 +51,7 @@ class TokenSum(AggregatePart):
 
 
 class QuadraticPenalty(WeightPart):
-    """The log-likelihood times the advantage, and half a square of the log-ratio times beta.
+    """Negative log-likelihood times the advantage, plus beta/2 times the squared log-ratio.
 
     Source: DRO, arXiv:2405.19107, as Tinker writes it for tokens.
     """
@@ -94,11 +94,11 @@ def recipe_of(loss: str, config: Mapping[str, float]) -> Recipe:
     """The recipe of a loss.
 
     Args:
-        loss: as clients call it.
-        config: `loss_fn_config`, what it leaves out is as documented.
+        loss: Tinker's name of the loss.
+        config: constants as in `loss_fn_config`; the others have Tinker's defaults.
 
     Raises:
-        RequestRefused: names the loss or the constant, and what there is.
+        RequestRefused: an unknown loss, an unknown constant, or a constant out of bounds.
     """
     if loss not in LOSSES:
         raise RequestRefused(f"loss_fn {loss!r}: {UNKNOWN.get(loss, 'there are ' + ', '.join(LOSSES))}")
@@ -128,7 +128,11 @@ def recipe_of(loss: str, config: Mapping[str, float]) -> Recipe:
 
 
 def parts_of_similar_length(data: Sequence[TrainingDatum]) -> list[list[int]]:
-    """Places of the data, in parts that are not mostly padding: every loss adds up over data."""
+    """Splits data, the longest first, into parts of at most MAX_PADDED elements, padding included.
+
+    Returns:
+        Indices of the data of each part; a datum that is longer has its own part.
+    """
     parts: list[list[int]] = []
     longest = 0
     for row in sorted(range(len(data)), key=lambda row: -data[row].targets.size):
@@ -140,10 +144,17 @@ def parts_of_similar_length(data: Sequence[TrainingDatum]) -> list[list[int]]:
 
 
 def batch_of(loss: str, data: Sequence[TrainingDatum], part: Sequence[int], device: torch.device) -> Batch:
-    """The batch of a loss's recipe: a rollout for each datum of a part, its targets in their order.
+    """The batch of one part: a rollout for each datum, its targets in order.
+
+    Args:
+        loss: Tinker's name of the loss.
+        data: all data of the request.
+        part: indices of the data in this batch.
+        device: device of the tensors.
 
     Raises:
-        RequestRefused: a datum lacks a tensor of this loss, or has one of another shape.
+        RequestRefused: a datum lacks a tensor of this loss, or has one with another shape, a value that is not finite,
+            or an advantage off the mask.
     """
     size = max(data[row].targets.size for row in part)
     shape = (len(part), size)
@@ -192,7 +203,7 @@ def batch_of(loss: str, data: Sequence[TrainingDatum], part: Sequence[int], devi
 
 
 def _tensor(loss: str, name: str, datum: TrainingDatum, row: int) -> Tensor:
-    """A tensor of a datum as float32 [targets]; weights that are left out are 1."""
+    """A tensor of a datum, flat, as float32; missing weights are 1. Raises RequestRefused."""
     sent = datum.inputs.get(name)
     if sent is None:
         if name == "weights":

@@ -1,7 +1,7 @@
-"""A node whose weights are trained by clients of the tinker SDK: it publishes what they save to be sampled from.
+"""Node whose weights are trained by clients of the tinker SDK; it publishes what they save to sample from.
 
-Invariant: a version that is handed out was published before, so that a follower can hold exactly it; equal weights are
-one version.
+Invariant: a version is published before it is handed out, so that a follower can hold exactly that version; weights
+equal to those of the newest version get no new one.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ class TinkerNode(Daemon):
     """A trainer's agent, with a Tinker server in the place of its worker.
 
     Args:
-        config: of a trainer that publishes.
-        start: serves the model, and publishes with what it is given (from any event loop).
-        end: ends what `start` began.
+        config: configuration of a trainer that publishes.
+        start: starts to serve a model; it gets a function that publishes an adapter, from any event loop.
+        end: ends the server that `start` returned.
     """
 
     def __init__(self, config: NodeConfig, start: Start, end: End) -> None:
@@ -76,7 +76,7 @@ class TinkerNode(Daemon):
 
 
 class _Versions:
-    """Makes adapters versions of the node's lineage, one after the other."""
+    """Publishes adapters as versions of the node's lineage, one at a time."""
 
     def __init__(self, node: Daemon, loaded: LoadedModel) -> None:
         config = node.config
@@ -98,7 +98,7 @@ class _Versions:
         self._newest: PolicyVersion | None = None
 
     async def publish(self, adapter: PublishedTensors, scale: float) -> PolicyVersion | None:
-        """The version of the base with an adapter merged; None where the disk does not take it."""
+        """Publishes the base with an adapter merged; returns the version, or None if the disk is full."""
         async with self._one_at_a_time:
             adapter = {name: tensor.cpu() for name, tensor in adapter.items()}
             weights = await asyncio.to_thread(merged_tensors, self._base, adapter, scale)

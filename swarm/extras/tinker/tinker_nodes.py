@@ -1,7 +1,7 @@
-"""Nodes that follow a Tinker server's policy and sample for it: asked over their own HTTP interface, token ids for ids.
+"""Client of the nodes that follow a Tinker server's policy and sample for it, over their HTTP interface.
 
-Invariant: an answer counts only where each of its tokens is of the exact weights that were asked for, by their digest,
-as the node says; a node that has others, answers late or not at all costs a retry elsewhere, never a wrong sample.
+Invariant: an answer counts only if its node reports the digest of the requested weights for each token. A node that has
+other weights, or does not answer in time, costs a retry at another node, never a wrong sample.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ class SamplingNodes:
     """Spreads samples over the nodes that hold a version.
 
     Args:
-        addresses: base address (http://host:port/v1 or without the /v1) and key of each.
-        clock: of how long a node is waited for.
+        addresses: base address (http://host:port/v1, or without the /v1) and key of each node.
+        clock: clock of the waits for a version and for a node that failed.
     """
 
     def __init__(self, addresses: Sequence[tuple[str, str]], clock: Clock) -> None:
@@ -56,29 +56,29 @@ class SamplingNodes:
 
     @property
     def num_answers(self) -> Mapping[str, int]:
-        """Samples of each node so far, by address."""
+        """Samples that each node has made so far, by address."""
         return {node.client.url: node.num_answers for node in self._nodes}
 
     def note_published(self, version: PolicyVersion) -> None:
-        """A version exists from now on; nodes have a while to take it."""
+        """Notes the newest version, which `sample` gives the nodes up to FOLLOW_WAIT_S to take."""
         self._published_at_s = {version.digest: self._clock.monotonic_s()}
 
     def close(self) -> None:
-        """Ends all calls (blocking)."""
+        """Cancels all calls and waits for their threads (blocking)."""
         for node in self._nodes:
             node.client.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def sample(self, version: PolicyVersion, body: JsonDict, count: int) -> list[SampledAnswer] | None:
-        """Answers of one node.
+        """Asks the nodes that have a version, one after the other, until one answers.
 
         Args:
-            version: that each token must be of.
-            body: of /inference/v1/generate.
-            count: answers that it asks for.
+            version: version that each token of the answers must be of.
+            body: request to /inference/v1/generate.
+            count: number of answers that the request asks for.
 
         Returns:
-            None where no node has the version (any more), or none answered.
+            `count` answers of one node; None if no node has the version, or none of them answers.
         """
         holders = await self._holders(version)
         start = next(self._turn)
@@ -93,7 +93,10 @@ class SamplingNodes:
         return None
 
     async def _holders(self, version: PolicyVersion) -> list[_Node]:
-        """Nodes that have it; those of the newest version are waited for until all that answer do."""
+        """Nodes that have the version.
+
+        After the newest version was published, this waits up to FOLLOW_WAIT_S until all nodes that answer have it.
+        """
         wanted = version.digest.hex()
         until_s = self._published_at_s.get(version.digest, -FOLLOW_WAIT_S) + FOLLOW_WAIT_S
         while True:
@@ -114,7 +117,7 @@ class SamplingNodes:
             node.digest = str(reply["data"][0]["policy_version"]["digest"])
 
     async def _call(self, node: _Node, method: str, path: str, body: JsonDict | None) -> Any:
-        """The reply, None where there is none: the node then rests for a while."""
+        """The reply of a node; None if the call failed: then the node is left alone for FORGET_S."""
         try:
             call = partial(node.client.call, method, path, body, attempts=1)
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -125,10 +128,10 @@ class SamplingNodes:
 
 
 def read_nodes(path: Path) -> list[tuple[str, str]]:
-    """Addresses and keys from a file: `URL KEY` on each line, # begins a comment.
+    """Reads addresses and keys from a file: `URL KEY` on each line, # begins a comment.
 
     Raises:
-        ConfigError: it cannot be read, or a line is none of these.
+        ConfigError: the file cannot be read, has a line of another form, or names no node.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -147,7 +150,7 @@ def read_nodes(path: Path) -> list[tuple[str, str]]:
 
 
 def _answers(reply: Any, version: PolicyVersion, count: int) -> list[SampledAnswer] | None:
-    """The choices of a reply; None where one has tokens of another version, or is not whole."""
+    """The choices of a reply; None if a token is of another version, or the reply is not complete."""
     try:
         choices: list[JsonDict] = reply["choices"]
         answers = [

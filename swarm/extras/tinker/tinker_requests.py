@@ -1,7 +1,7 @@
-"""JSON requests of the tinker SDK: their fields, bounds, and what is refused.
+"""JSON requests of the tinker SDK: their fields, bounds and refusals.
 
-Invariant: a field that would change what is trained or sampled is honoured or refused with its name; those that are
-unknown, and those for the service's own billing and search, change nothing here and are ignored.
+Invariant: a field that would change what is trained or sampled is honoured or refused with its name; unknown fields,
+and those for the service's own billing and search, are ignored.
 
 Source: the types of the tinker SDK 0.38 (Apache-2.0): names, defaults and addresses.
 """
@@ -31,13 +31,13 @@ class _Request(BaseModel):
 
 
 class CreateSession(_Request):
-    """POST /api/v1/create_session."""
+    """Body of POST /api/v1/create_session and client/config."""
 
     sdk_version: str = ""
 
 
 class InSession(_Request):
-    """POST /api/v1/session_heartbeat."""
+    """Body of POST /api/v1/session_heartbeat, and base of requests in a session."""
 
     session_id: Id
 
@@ -59,7 +59,7 @@ class OptimizerKind(_Request):
 
 
 class CreateModel(InSession):
-    """POST /api/v1/create_model."""
+    """Body of POST /api/v1/create_model."""
 
     model_seq_id: Place
     base_model: str
@@ -68,13 +68,13 @@ class CreateModel(InSession):
 
 
 class OfModel(_Request):
-    """POST /api/v1/get_info."""
+    """Body of POST /api/v1/get_info, and base of requests to a model."""
 
     model_id: Id
 
 
 class InOrder(OfModel):
-    """A request to a model, in the order of `seq_id`, which begins at 1."""
+    """Base of requests to a model that are done in the order of `seq_id`, which begins at 1."""
 
     seq_id: Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -91,13 +91,13 @@ class AdamStep(_Request):
 
 
 class OptimStep(InOrder):
-    """POST /api/v1/optim_step."""
+    """Body of POST /api/v1/optim_step."""
 
     adam: AdamStep = Field(validation_alias=AliasChoices("adam_params", "optim_params"))
 
 
 class SaveWeights(InOrder):
-    """POST /api/v1/save_weights and save_weights_for_sampler."""
+    """Body of POST /api/v1/save_weights and save_weights_for_sampler."""
 
     path: str | None = None  # a name; None: for sampling alone, until newer ones take its place
     sampling_session_seq_id: Place | None = None
@@ -113,23 +113,23 @@ class _Load(_Request):
 
 
 class LoadIntoModel(InOrder, _Load):
-    """POST /api/v1/load_weights with a model_id."""
+    """Body of POST /api/v1/load_weights with a model_id: into that model."""
 
 
 class LoadNewModel(InSession, _Load):
-    """POST /api/v1/load_weights without one: into a new model of a session."""
+    """Body of POST /api/v1/load_weights without a model_id: into a new model of a session."""
 
     model_seq_id: Place
 
 
 class WeightsPath(_Request):
-    """POST /api/v1/weights_info."""
+    """Body of POST /api/v1/weights_info."""
 
     tinker_path: str
 
 
 class CreateSampler(InSession):
-    """POST /api/v1/create_sampling_session."""
+    """Body of POST /api/v1/create_sampling_session."""
 
     sampling_session_seq_id: Place
     base_model: str | None = None
@@ -137,20 +137,20 @@ class CreateSampler(InSession):
 
 
 class TokenChunk(_Request):
-    """A chunk of a prompt."""
+    """One chunk of a prompt, as token ids."""
 
     type: Literal["encoded_text"] = "encoded_text"
     tokens: list[Annotated[int, Field(ge=0)]]
 
 
 class Chunks(_Request):
-    """A prompt."""
+    """A prompt, as a list of chunks."""
 
     chunks: list[TokenChunk]
 
     @property
     def token_ids(self) -> list[int]:
-        """The chunks one after the other."""
+        """Token ids of all chunks, in order."""
         return [token for chunk in self.chunks for token in chunk.tokens]
 
 
@@ -171,17 +171,17 @@ class TinkerSampling(_Request):
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """Tokens that end it, beside the model's own."""
+        """Tokens that end an answer, besides the model's own end tokens."""
         return () if isinstance(self.stop, str) else tuple(s for s in self.stop or () if isinstance(s, int))
 
     def sampling(self, room: int) -> Sampling:
-        """The same in our terms.
+        """Converts these parameters to `Sampling`.
 
         Args:
-            room: tokens that the context has left.
+            room: tokens that the context has left; the default of `max_tokens`.
 
         Raises:
-            RequestRefused: they ask for more, or for what is not served.
+            RequestRefused: max_tokens exceeds the room, or a value is not served.
         """
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise RequestRefused(f"sampling_params.temperature: must be 0 (greedy) or at least {LEAST_TEMPERATURE}")
@@ -200,7 +200,7 @@ class TinkerSampling(_Request):
 
 
 class SampleRequest(_Request):
-    """POST /api/v1/asample."""
+    """Body of POST /api/v1/asample."""
 
     sampling_session_id: Id
     seq_id: Place
@@ -217,13 +217,13 @@ class SampleRequest(_Request):
 
 
 class OfRequest(_Request):
-    """POST /api/v1/retrieve_future and cancel_future."""
+    """Body of POST /api/v1/retrieve_future and cancel_future."""
 
     request_id: Id
 
 
 def read_tinker_request(kind: type[Body], data: object) -> Body:
-    """A request from decoded JSON. Raises RequestRefused, which names the first field that cannot be honoured."""
+    """Reads a request from decoded JSON. Raises RequestRefused, which names the first field that is not accepted."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -234,7 +234,7 @@ def read_tinker_request(kind: type[Body], data: object) -> Body:
 
 
 def checked_name(name: str) -> str:
-    """A name of saved weights that may be one of a folder. Raises RequestRefused."""
+    """Returns a name of saved weights that is fit for a folder. Raises RequestRefused for any other name."""
     if not _NAME.fullmatch(name):
         raise RequestRefused(
             f"path: {_short(name)} is no name of weights; letters, digits, '.', '_' and '-', at most 128, "

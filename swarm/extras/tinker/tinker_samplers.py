@@ -1,8 +1,8 @@
 """Samplers of a Tinker server: frozen weights that clients sample from, answered by nodes or by an engine here.
 
-Invariant: a sampler's weights never change, and all of its answers are of them, whoever gives them: the samples of a
-seed are the same but for the last bits of their log-probs. Where nodes follow, an adapter is published before it is
-sampled from.
+Invariant: a sampler's weights never change, and nodes and engine sample from the same weights: the samples of a seed
+are equal but for the last bits of their log-probs. If nodes follow, weights are published before a client can sample
+from them; if that fails, the engine here answers alone.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ MAX_SAMPLERS: Final = 64  # with weights here; the one that was not used for lon
 MAX_ADAPTER_BYTES: Final = 4 * 2**30  # of all of them together
 
 Publish = Callable[[PublishedTensors, float], Awaitable[PolicyVersion | None]]
-"""(adapter, its scale) -> the version under which nodes can follow it; None where it could not be published."""
+"""(adapter, scale of the adapter) -> version that nodes can follow; None if it could not be published."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinkerModel:
-    """The model that is served to train."""
+    """Base model of a server, on which clients train adapters."""
 
     name: str  # as clients call it
     network: nn.Module  # without adapters; its weights never change
@@ -54,14 +54,14 @@ class TinkerModel:
     context_tokens: int
 
     def require(self, base_model: str | None) -> None:
-        """Raises RequestRefused where a client asks for another model."""
+        """Checks the model that a client names; None names no model. Raises RequestRefused for another model."""
         if base_model is not None and base_model != self.name:
             raise RequestRefused(f"base_model: {base_model[:80]!r} is not served; {self.name!r} is", status=404)
 
 
 @dataclass(eq=False, slots=True)
 class Sampler:
-    """Weights to sample from."""
+    """Frozen weights to sample from, with their version."""
 
     sampler_id: str
     session_id: str
@@ -75,13 +75,13 @@ class Sampler:
 
 
 class Samplers:
-    """All samplers, and who answers for them.
+    """Table of samplers, which answers sample requests by nodes or by engines here.
 
     Args:
-        tokenizer: of the model.
-        context_tokens: most of a prompt and its answer.
-        max_rows: of an engine here.
-        nodes: that may hold published versions; None: all samples are made here.
+        tokenizer: tokenizer of the model.
+        context_tokens: most tokens of a prompt and its answer together.
+        max_rows: most sequences that an engine here generates together.
+        nodes: nodes that may hold published versions; None: all samples are made here.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Samplers:
         self.num_made_here = 0  # samples
 
     def add(self, sampler: Sampler) -> None:
-        """Takes a sampler; one of its id ends, and the one that was not used for longest makes room."""
+        """Adds a sampler in place of one with the same id; beyond the bounds those unused for longest end."""
         if sampler.sampler_id in self._samplers:  # a client that got no answer asked again
             self._end(sampler.sampler_id)
         self._samplers[sampler.sampler_id] = sampler
@@ -101,7 +101,7 @@ class Samplers:
             self._end(next(iter(self._samplers)))
 
     def get(self, sampler_id: str) -> Sampler:
-        """A sampler, which counts as used. Raises RequestRefused."""
+        """Returns a sampler and counts it as used. Raises RequestRefused for an unknown id."""
         if sampler_id not in self._samplers:
             raise RequestRefused(
                 f"sampling_session_id: {sampler_id!r} is unknown, its session ended, or it made room for newer ones "
@@ -117,7 +117,7 @@ class Samplers:
             self._end(sampler_id)
 
     def close(self) -> None:
-        """Ends all engines, and calls of nodes (blocking)."""
+        """Ends all engines, and all calls to nodes (blocking)."""
         if self.nodes is not None:
             self.nodes.close()
         for sampler in self._samplers.values():
@@ -129,7 +129,7 @@ class Samplers:
         return sum(sampler.num_bytes for sampler in self._samplers.values())
 
     async def sample(self, sampler: Sampler, asked: SampleRequest) -> bytes:
-        """The reply to a sample request. Raises RequestRefused or Unavailable."""
+        """Samples the answers to a request; returns the reply in protobuf. Raises RequestRefused or Unavailable."""
         prompt = asked.prompt.token_ids
         sampling = self.check(asked)
         seed = secrets.randbits(62) if asked.sampling_params.seed is None else asked.sampling_params.seed
@@ -145,7 +145,7 @@ class Samplers:
         return write_sample_reply(answers, scores, asked.topk_sample_logprobs)
 
     def check(self, asked: SampleRequest) -> Sampling:
-        """Sampling of a request. Raises RequestRefused where a request cannot be answered."""
+        """Returns the sampling of a request. Raises RequestRefused if the request cannot be answered."""
         prompt, size = asked.prompt.token_ids, self._tokenizer.vocab_size
         if not prompt or max(prompt) >= size:
             raise RequestRefused(f"prompt: {len(prompt)} tokens, at least one, each below the vocabulary of {size}")
@@ -218,15 +218,15 @@ def _body(asked: SampleRequest, sampling: Sampling, count: int, seed: int) -> Js
 
 
 class TinkerSamples:
-    """Makes samplers, and promises what they answer.
+    """Endpoints that add samplers, and promise their answers.
 
     Args:
-        model: that is served.
-        samplers: who samples.
-        store: of saved weights.
-        sessions: of clients.
-        promises: of answers.
-        publish: makes an adapter a version that nodes follow; None: nobody follows.
+        model: base model of the server.
+        samplers: table of samplers.
+        store: store of saved weights.
+        sessions: open sessions of clients.
+        promises: table of requests under way.
+        publish: makes an adapter a version that nodes follow; None: no node follows.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class TinkerSamples:
 
     @property
     def posts(self) -> dict[str, Endpoint]:
-        """Path below /api/v1 -> what a POST there does."""
+        """Endpoints of POST requests, by path below /api/v1."""
         return {"create_sampling_session": self._create_sampler, "asample": self._sample}
 
     async def _create_sampler(self, request: Request) -> Response:
@@ -272,16 +272,16 @@ class TinkerSamples:
         step: int,
         path: str | None = None,
     ) -> None:
-        """Samples from now on come from these weights.
+        """Publishes weights, if nodes follow, and adds a sampler of them.
 
         Args:
-            sampler_id: of the session's own.
-            session_id: whose end is its end.
-            network: makes what an engine here samples with (blocking).
-            adapter: what the network adds to the model; empty: nothing.
-            shape: of the adapter; None: there is none.
-            step: optimizer steps that were made.
-            path: of saved weights.
+            sampler_id: id of the new sampler.
+            session_id: session that owns the sampler; the sampler ends with it.
+            network: makes the network that an engine here samples with (blocking).
+            adapter: tensors of the adapter; empty: the base model alone.
+            shape: shape of the adapter; None: there is none.
+            step: optimizer steps that the adapter has.
+            path: path of saved weights; None: they are not saved.
         """
         digest = await asyncio.to_thread(weights_digest, adapter) if adapter else self._model.digest
         published: PolicyVersion | None = None
@@ -303,7 +303,7 @@ class TinkerSamples:
         )
 
     async def describe(self, request: Request) -> Response:
-        """The weights of a sampler."""
+        """Answers a GET with the base model and the weights of a sampler."""
         sampler = self._samplers.get(request.path_params["sampler_id"])
         return JSONResponse(
             {"sampler_id": sampler.sampler_id, "base_model": sampler.base_model, "model_path": sampler.model_path}

@@ -1,4 +1,4 @@
-"""Sessions of a Tinker server: who is there, and the models that each trains, with the order of their requests.
+"""Sessions of a Tinker server: its clients, and the models that each of them trains, with the order of requests.
 
 Invariant: both tables are bounded; a session whose client falls silent ends with all that it held.
 """
@@ -25,7 +25,7 @@ AWAY_S: Final = 60.0  # and after so long where another one needs its room
 
 @dataclass(eq=False, slots=True)
 class ModelInTraining:
-    """A model of a client."""
+    """A model that a client trains."""
 
     model_id: str
     session_id: str
@@ -40,10 +40,10 @@ class _Session:
 
 
 class TinkerSessions:
-    """All sessions.
+    """All open sessions.
 
     Args:
-        clock: of silence.
+        clock: clock by which a session is silent.
         on_end: called with the id of each session that ended.
     """
 
@@ -53,7 +53,7 @@ class TinkerSessions:
         self._num_creating = 0
 
     def begin(self) -> str:
-        """A new session. Raises RequestRefused where there are too many."""
+        """Opens a session and returns its id. Raises RequestRefused if MAX_SESSIONS are open."""
         self.end_silent()
         if len(self._sessions) >= MAX_SESSIONS:
             raise RequestRefused(f"{len(self._sessions)} sessions are open, of at most {MAX_SESSIONS}", status=429)
@@ -62,38 +62,40 @@ class TinkerSessions:
         return session_id
 
     def note_seen(self, session_id: str, status: int = 404) -> None:
-        """Its client is there. Raises RequestRefused with a status where the session is unknown."""
+        """Notes a sign of life of a session. Raises RequestRefused with this status if the session is unknown."""
         self._seen(session_id, status)
 
     def end(self, session_id: str) -> None:
-        """Ends one, with what it held."""
+        """Ends an open session, with all that it held."""
         logger.info("session ended", extra={"session": session_id})
         del self._sessions[session_id]
         self._on_end(session_id)
 
     def end_silent(self) -> None:
-        """Ends those whose clients are gone."""
+        """Ends all sessions that were silent for more than IDLE_S."""
         least_s = self._clock.monotonic_s() - IDLE_S
         for session_id in [each for each, session in self._sessions.items() if session.seen_at_s < least_s]:
             self.end(session_id)
 
     def model(self, model_id: str) -> ModelInTraining:
-        """A model in training, whose client is there. Raises RequestRefused."""
+        """Returns a model and notes a sign of life of its session. Raises RequestRefused if either is unknown."""
         session = self._seen(model_id.partition(":")[0])
         if model_id not in session.models:
             raise RequestRefused(f"model_id: {model_id[:80]!r} is unknown", status=404)
         return session.models[model_id]
 
     def add(self, training: ModelInTraining) -> None:
-        """Takes a model. Raises RequestRefused where its session has ended."""
+        """Adds a model to its session. Raises RequestRefused if the session has ended."""
         self._seen(training.session_id).models[training.model_id] = training
 
     @contextmanager
     def room_for_model(self) -> Generator[None]:
-        """Keeps room for a model that is being made; the session that is silent for longest may have to go for it.
+        """Keeps room for a model until the `with` ends.
+
+        If there are MAX_MODELS, the session with a model that is silent for longest ends, if it is silent for AWAY_S.
 
         Raises:
-            RequestRefused: nobody who has a model seems to be gone.
+            RequestRefused: there are MAX_MODELS, and no session with a model is silent for that long.
         """
         self.end_silent()
         held = sum(len(each.models) for each in self._sessions.values()) + self._num_creating

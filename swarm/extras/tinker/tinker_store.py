@@ -1,9 +1,9 @@
-"""Saved weights of a Tinker server: a folder for each, in PEFT's form, with the optimizer where training goes on.
+"""Saved weights of a Tinker server: a folder for each, in PEFT's form, with the optimizer if they can be trained on.
 
     <store>/<run>/weights/<name>/          adapter, optimizer.safetensors, saved.json: tinker://<run>/weights/<name>
     <store>/<run>/sampler_weights/<name>/  adapter, saved.json
 
-Invariant: a folder that has its name is whole; what has expired is not loaded, and deleted at the next save.
+Invariant: a folder under its final name is complete; expired weights are not loaded, and the next save deletes them.
 """
 
 import json
@@ -34,7 +34,7 @@ _OPTIMIZER: Final = "optimizer.safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedWeights:
-    """The description in a folder."""
+    """Description of saved weights (`saved.json` in their folder)."""
 
     path: str  # tinker://...
     base_model: str
@@ -48,11 +48,11 @@ class TinkerStore:
     """Saves and loads adapters below one folder (blocking).
 
     Args:
-        folder: made at the first save.
-        base_model: as clients call it.
-        base_name: of the initial model, as PEFT looks for it.
-        base_digest: of the initial model; adapters of another are not loaded.
-        clock: of expiry.
+        folder: folder of all saved weights, made at the first save.
+        base_model: name of the base model for clients.
+        base_name: name of the base model for PEFT.
+        base_digest: digest of the base model; adapters of another model are not loaded.
+        clock: clock of expiry.
     """
 
     def __init__(self, folder: Path, base_model: str, base_name: str, base_digest: Digest, clock: Clock) -> None:
@@ -63,10 +63,18 @@ class TinkerStore:
     def save(
         self, training: AdapterTraining, run: str, kind: Kind, name: str, *, ttl_s: int | None, overwrite: bool
     ) -> str:
-        """Writes an adapter, whole or not at all; returns its path.
+        """Writes an adapter, whole or not at all; returns its tinker:// path.
+
+        Args:
+            training: adapter to save, with its optimizer if `kind` is weights.
+            run: id of the model in training.
+            kind: weights to train on, or sampler_weights to sample from alone.
+            name: name of the weights.
+            ttl_s: seconds until the weights expire; None: never.
+            overwrite: replaces weights of the same name.
 
         Raises:
-            RequestRefused: there is one of that name, or the store is full.
+            RequestRefused: there are weights of that name, or the store is full.
             OSError: the disk refuses it.
         """
         self._tidy()
@@ -99,7 +107,11 @@ class TinkerStore:
         return saved.path
 
     def find(self, path: str) -> SavedWeights:
-        """The weights at a path. Raises RequestRefused."""
+        """Description of the weights at a tinker:// path.
+
+        Raises:
+            RequestRefused: there are none, they have expired, or they are of another base model.
+        """
         folder = self._at(path)
         try:
             about: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
@@ -114,7 +126,7 @@ class TinkerStore:
         return saved
 
     def network(self, saved: SavedWeights, base: nn.Module) -> nn.Module:
-        """A network over the base's weights with a saved adapter. Raises RequestRefused."""
+        """A network that shares the base's weights and has a saved adapter. Raises RequestRefused."""
         network = adapted(base, saved.shape)
         try:
             read_adapter(network, self._at(saved.path))
@@ -123,7 +135,7 @@ class TinkerStore:
         return network
 
     def state(self, saved: SavedWeights) -> dict[str, Tensor]:
-        """State for `AdapterTraining.load_state`. Raises RequestRefused where it was saved for sampling alone."""
+        """Saved state for `AdapterTraining.load_state`. Raises RequestRefused if it was saved for sampling alone."""
         try:
             return load_file(self._at(saved.path) / _OPTIMIZER)
         except (OSError, SafetensorError):

@@ -59,15 +59,15 @@ Work = Callable[[ModelInTraining, Asked], Awaitable[Reply | Awaitable[Reply]]]
 
 
 class TinkerTraining:
-    """Trains adapters of clients, and promises what comes of it.
+    """Endpoints that train adapters of clients, and promise the results.
 
     Args:
-        model: that is served.
-        sampling: from the weights of a model in training.
-        store: of saved weights.
-        sessions: of clients.
-        promises: of results.
-        clock: of optimizer steps.
+        model: base model of the server.
+        sampling: adds samplers of the weights of a model in training.
+        store: store of saved weights.
+        sessions: open sessions of clients.
+        promises: table of requests under way.
+        clock: clock that measures training.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TinkerTraining:
 
     @property
     def posts(self) -> dict[str, Endpoint]:
-        """Path below /api/v1 -> what a POST there does."""
+        """Endpoints of POST requests, by path below /api/v1."""
         return {
             "create_model": self._create_model,
             "get_info": self._get_info,
@@ -99,7 +99,7 @@ class TinkerTraining:
         }
 
     def close(self) -> None:
-        """Ends training (blocking)."""
+        """Cancels waiting work and waits for the work that runs (blocking)."""
         self._trainer.shutdown(wait=True, cancel_futures=True)
 
     # --- models and their steps -----------------------------------------------------------------------
@@ -111,7 +111,7 @@ class TinkerTraining:
         return self._new_model("create_model", asked, lambda: AdapterTraining(self._model.network, shape, self._clock))
 
     async def _load_weights(self, request: Request) -> Response:
-        """Into a model that is there, or into a new one of a session."""
+        """Loads saved weights into a model, or without a model_id into a new model of a session."""
         body = await decoded(request)
         if isinstance(body, dict) and cast(JsonDict, body).get("model_id") is not None:
             return self._in_order(body, LoadIntoModel, self._load_into_model)
@@ -128,7 +128,7 @@ class TinkerTraining:
     def _new_model(
         self, kind: str, asked: CreateModel | LoadNewModel, make: Callable[[], AdapterTraining], **more: str
     ) -> Response:
-        """Promises a model that `make` makes (blocking)."""
+        """Promises a new model; the trainer's thread calls `make` (blocking)."""
         session_id, model_id = asked.session_id, f"{asked.session_id}:train:{asked.model_seq_id}"
 
         async def work() -> Reply:
@@ -224,9 +224,10 @@ class TinkerTraining:
         return answer
 
     def _in_order(self, body: object, kind: type[Asked], work: Work[Asked]) -> Response:
-        """Promises what a model is asked for, in its turn.
+        """Promises the work of a request to a model, in its turn.
 
-        The rest of it is read then: a request that is refused must leave no gap, which all later ones would wait for.
+        Before the turn, only model and number are read: a request that is refused later must leave no gap in the
+        numbers, for which all later requests would wait.
         """
         order = read_tinker_request(InOrder, body)
         training = self._sessions.model(order.model_id)
@@ -317,7 +318,11 @@ def _shape(lora: LoraSettings | None) -> AdapterShape:
 
 
 def _train(state: AdapterTraining, asked: TrainingRequest) -> bytes:
-    """Scores the data of a request and adds its gradient (blocking)."""
+    """Scores the data of a request, and adds its gradient unless it is forward only (blocking).
+
+    Raises:
+        RequestRefused: the loss or a datum is not accepted; no gradient was added.
+    """
     recipe = recipe_of(asked.loss, asked.config)
     parts = [
         (part, batch_of(asked.loss, asked.data, part, state.device)) for part in parts_of_similar_length(asked.data)

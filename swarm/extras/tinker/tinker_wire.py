@@ -1,7 +1,7 @@
-"""Protobuf of the tinker SDK, to values and back: training data in, log-probs and samples out.
+"""Conversion of the tinker SDK's protobuf: training data in, log-probs and samples out.
 
-Invariant: a value that this module returns is within its bounds, and nothing that a client wrote sizes an allocation
-before it was compared with the bytes that came.
+Invariant: the values of `read_training_request` are within their bounds, and no size that a client wrote is allocated
+before it was compared with a bound.
 """
 
 import math
@@ -36,7 +36,7 @@ class TrainingDatum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRequest:
-    """POST /api/v1/forward_backward: gradients of a loss over some rows, or the loss alone."""
+    """Values of POST /api/v1/forward_backward: a loss over data, with or without its gradient."""
 
     loss: str
     config: Mapping[str, float]
@@ -46,7 +46,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledAnswer:
-    """One of the answers to a sample request, T tokens."""
+    """One answer to a sample request, of T tokens."""
 
     token_ids: Sequence[int]  # [T]
     logprobs: Sequence[float]  # [T]
@@ -55,7 +55,7 @@ class SampledAnswer:
 
 
 def parse_training_request(body: bytes) -> wire.TinkerForwardBackward:
-    """A request as the SDK's protobuf has it; of its content nothing is checked. Raises RequestRefused."""
+    """Parses a request from the SDK's protobuf; its content is not checked. Raises RequestRefused."""
     try:
         return wire.TinkerForwardBackward.FromString(body)
     except DecodeError:
@@ -63,7 +63,11 @@ def parse_training_request(body: bytes) -> wire.TinkerForwardBackward:
 
 
 def parse_order(beginning: bytes) -> wire.TinkerForwardBackward:
-    """Model and number of a request of which only the beginning came: they are written first. Raises RequestRefused."""
+    """Parses model_id and seq_id, which the SDK writes first, from the beginning of a request.
+
+    Raises:
+        RequestRefused: the beginning does not have both.
+    """
     try:
         end = 2 + beginning[1]  # behind the model's name, shorter than 128 bytes, comes the number
         while beginning[end + 1] & 0x80:
@@ -74,15 +78,15 @@ def parse_order(beginning: bytes) -> wire.TinkerForwardBackward:
 
 
 def read_training_request(message: wire.TinkerForwardBackward, vocabulary: int, context_tokens: int) -> TrainingRequest:
-    """The values of a request.
+    """Checks and converts a parsed request.
 
     Args:
-        message: as it came.
-        vocabulary: size; every token and target is below it.
-        context_tokens: most of one sequence.
+        message: parsed request.
+        vocabulary: size of the vocabulary; every token and target is below it.
+        context_tokens: most tokens of one sequence.
 
     Raises:
-        RequestRefused: names the datum, the field and the bound.
+        RequestRefused: names the datum or the constant, and the bound.
     """
     if not 0 < len(message.data) <= MAX_DATA:
         raise RequestRefused(f"data: {len(message.data)} of them, there must be 1 to {MAX_DATA}")
@@ -109,7 +113,7 @@ def read_training_request(message: wire.TinkerForwardBackward, vocabulary: int, 
 
 
 def write_training_reply(logprobs: Sequence[np.ndarray[Any, Any]], metrics: Mapping[str, float]) -> bytes:
-    """Log-probs of the targets of each datum ([S], or [S, K] with one K) and metrics named `name:reduction`."""
+    """Encodes log-probs of the targets of each datum ([S] or [S, K]) and metrics named `name:reduction`."""
     reply = wire.TinkerForwardBackwardReply(output_type="ArrayRecord", metrics=metrics)
     runs: list[list[np.ndarray[Any, Any]]] = []
     for each in logprobs:  # one record for each run of equal trailing shape
@@ -131,7 +135,13 @@ def write_training_reply(logprobs: Sequence[np.ndarray[Any, Any]], metrics: Mapp
 def write_sample_reply(
     answers: Sequence[SampledAnswer], prompt_logprobs: Sequence[float] | None, num_top: int
 ) -> bytes:
-    """Answers to one prompt; `prompt_logprobs`: of each of its tokens, NaN where there is none."""
+    """Encodes the answers to one prompt.
+
+    Args:
+        answers: answers, in order.
+        prompt_logprobs: log-prob of each token of the prompt, NaN for a token without one; None: not asked for.
+        num_top: most likely tokens to encode for each place; 0: none.
+    """
     reply = wire.TinkerSampleReply()
     for answer in answers:
         sequence = reply.sequences.add(

@@ -1,1 +1,1 @@
-"""Episodes in the forms of other trainers, out and in."""
+"""Conversion of episodes to and from the formats of other trainers."""

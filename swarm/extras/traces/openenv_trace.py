@@ -1,10 +1,10 @@
-"""Episodes as OpenEnv's `TrainingTrace` version 1 (openenv.core.harness.training), out and in.
+"""Conversion of episodes to and from OpenEnv's `TrainingTrace` version 1 (openenv.core.harness.training).
 
-Of each call of the engine that form has prompt, completion, log-probs, and a mask over prompt and completion. Here an
-episode is one sequence that is only appended to: the prompt of a turn is all that comes before it.
+For each call of the engine that format has a prompt, a completion, log-probs, and a mask over prompt and completion.
+Here an episode is one sequence to which tokens are only appended: the prompt of a turn is all tokens before the turn.
 
-Invariant: that of `trace_turns`: a prompt that does not begin with the turn before it was rendered again, and the model
-never saw it.
+Invariant: that of `trace_turns`. A prompt that does not begin with the turn before it was rendered again, so that the
+model never saw that sequence; such a trace is refused.
 """
 
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ def to_training_trace(prompt_ids: IntArray, trace: TokenTrace, conversations: Se
     """The trace of an episode of one conversation as JSON values.
 
     Args:
-        prompt_ids: of its task.
-        trace: of its rollout.
-        conversations: of each of its actions, as `EpisodeOutcome.conversations` has them.
+        prompt_ids: token ids of the task's prompt.
+        trace: tokens of the rollout.
+        conversations: conversation of each action, as in `EpisodeOutcome.conversations`.
 
     Raises:
         ValueError: as `turns_of`.
@@ -63,14 +63,15 @@ def to_training_trace(prompt_ids: IntArray, trace: TokenTrace, conversations: Se
 
 
 def from_training_trace(data: object, version: PolicyVersion) -> tuple[list[int], TokenTrace]:
-    """Ids of the prompt, and the trace; the data may be hostile.
+    """Token ids of the prompt, and the trace; the data may be hostile.
 
     Args:
-        data: as JSON has it.
-        version: of the policy that made it, which that form does not name.
+        data: decoded JSON.
+        version: policy version that made the trace, which that format does not name.
 
     Raises:
-        ValueError: another form or version, or turns that are no one sequence, each chosen by the model as a whole.
+        ValueError: another format or version, turns that are not one sequence, or a completion with tokens that the
+            model did not choose.
     """
     try:
         read = _Trace.model_validate(data)

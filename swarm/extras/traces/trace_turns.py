@@ -1,7 +1,7 @@
-"""An episode's trace as a list of turns, for the forms in which other trainers keep episodes.
+"""Conversion of an episode's trace to and from a list of turns, for the formats of other trainers.
 
-Invariant: what goes out and comes in again is the same trace. What is no single sequence of one policy version is
-refused, never repaired.
+Invariant: a trace that is converted there and back is the same. A trace that is not one sequence of one policy version
+is refused, never repaired.
 """
 
 import math
@@ -18,7 +18,7 @@ _LEAST_NATS: Final = -1e30  # finite as float32 too
 
 
 class TraceTurn(NamedTuple):
-    """One action, with what the model read since the one before."""
+    """One action, with the tokens that the model read since the action before."""
 
     observed_ids: list[int]  # of the first turn: none, as the prompt is no part of a trace
     chosen_ids: list[int]
@@ -29,11 +29,11 @@ def turns_of(trace: TokenTrace, conversations: Sequence[int]) -> list[TraceTurn]
     """The turns of an episode of one conversation.
 
     Args:
-        trace: of its rollout.
-        conversations: of each of its actions, as `EpisodeOutcome.conversations` has them.
+        trace: tokens of the rollout.
+        conversations: conversation of each action, as in `EpisodeOutcome.conversations`.
 
     Raises:
-        ValueError: it has no log-probs, several conversations, or several policy versions.
+        ValueError: the trace has no log-probs, several conversations, or several policy versions.
     """
     if trace.logprobs is None:
         raise ValueError("an episode without log-probs is no training trace")
@@ -52,11 +52,11 @@ def turns_of(trace: TokenTrace, conversations: Sequence[int]) -> list[TraceTurn]
 
 
 def trace_of(prompt_ids: Sequence[int], turns: Sequence[TraceTurn], version: PolicyVersion) -> TokenTrace:
-    """The trace of turns that may be hostile, made by one policy version.
+    """Builds the trace of turns that one policy version made; the turns may be hostile.
 
     Raises:
-        ValueError: no turn or too many, one without tokens or without a log-prob of each, or numbers that are no ids or
-            log-probs.
+        ValueError: the prompt is empty; there is no turn, or there are too many; a turn lacks tokens or log-probs; a
+            number is not a token id or a log-prob.
     """
     if not prompt_ids or not 0 < len(turns) <= MAX_TURNS:
         raise ValueError(

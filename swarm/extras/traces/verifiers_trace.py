@@ -1,10 +1,11 @@
-"""Episodes as traces of verifiers (`verifiers.v1.Trace`, version 1), out and in.
+"""Conversion of episodes to and from traces of verifiers (`verifiers.v1.Trace`, version 1).
 
-That form is a graph of messages, each with the tokens that it adds to the sequence before it, a mask of those that the
-model chose, and their log-probs. An episode here is a path: its prompt's tokens are those of the last message of the
-opening, and those of an observation of its last message.
+That format is a graph of messages. Each message has the tokens that it adds to the sequence, a mask of the tokens that
+the model chose, and their log-probs. Here an episode is a path: the last message of the opening has all tokens of the
+prompt, and the last message of an observation has all tokens of the observation.
 
-Invariant: that of `trace_turns`. Its own JSON has log-probs of four digits after the point; nothing else is rounded.
+Invariant: that of `trace_turns`. The JSON that verifiers itself writes has log-probs of four digits after the point;
+nothing else is rounded.
 """
 
 from collections.abc import Sequence
@@ -47,13 +48,13 @@ def to_verifiers_trace(
     """An episode of one conversation as JSON values.
 
     Args:
-        task: name of its task there.
-        opening: messages of its prompt.
-        prompt_ids: of its task.
-        actions: texts of its turns.
-        trace: of its rollout.
-        outcome: of a replay: what the environment said, and the rewards; `outcome` counts, the others have no weight.
-            Stored outcomes leave out what it said.
+        task: name of the task in the trace.
+        opening: messages of the prompt.
+        prompt_ids: token ids of the prompt.
+        actions: text of each turn.
+        trace: tokens of the rollout.
+        outcome: outcome of a replay, with the messages of the environment, which stored outcomes leave out. Of its
+            rewards `outcome` has weight 1, all others have weight 0.
 
     Raises:
         ValueError: as `turns_of`; or actions, trace and outcome are not of one episode, or lack messages.
@@ -83,15 +84,15 @@ def to_verifiers_trace(
 
 
 def from_verifiers_trace(data: object, version: PolicyVersion) -> tuple[list[int], TokenTrace]:
-    """Ids of the prompt, and the trace up to its last action; the data may be hostile.
+    """Token ids of the prompt, and the trace up to its last action; the data may be hostile.
 
     Args:
-        data: as JSON has it (`trace.model_dump(mode="json")`).
-        version: of the policy that made it, which that form does not name.
+        data: decoded JSON (`trace.model_dump(mode="json")`).
+        version: policy version that made the trace, which that format does not name.
 
     Raises:
-        ValueError: another form or version, several branches, tokens chosen in the middle of a message, or turns that
-            are none.
+        ValueError: another format or version, several branches, tokens chosen in the middle of a message, or what
+            `trace_of` refuses.
     """
     try:
         read = _Trace.model_validate(data)
@@ -117,7 +118,7 @@ def from_verifiers_trace(data: object, version: PolicyVersion) -> tuple[list[int
 
 
 def _told(messages: Sequence[Message], token_ids: list[int]) -> list[dict[str, Any]]:
-    """Messages that the model read, with all their tokens at the last one. Raises ValueError where there is none."""
+    """Nodes of messages that the model read, the last one with all tokens. Raises ValueError without a message."""
     if token_ids and not messages:
         raise ValueError(f"{len(token_ids)} tokens that the model read are of no message; give the outcome of a replay")
     nodes: list[dict[str, Any]] = []
