@@ -81,7 +81,7 @@ class RelaySessions:
 
     @asynccontextmanager
     async def call(self, relay: PeerAddress) -> AsyncGenerator[tuple[Any, Any]]:
-        """The stub and metadata for one call to a relay. Raises Unavailable."""
+        """Yields the stub and metadata for one call to a relay. Raises Unavailable."""
         session = await self._begin(relay)
         is_broken = True  # until it has a token
         try:
@@ -97,7 +97,7 @@ class RelaySessions:
             await self._end(relay, session, is_broken=is_broken)
 
     async def _begin(self, relay: PeerAddress) -> _Session:
-        """A session with room for one more call."""
+        """Returns a session with room for one more call, and counts the call. Raises Unavailable."""
         opening = self._opening.setdefault(relay, asyncio.Lock())
         async with opening:
             for session in self._open.get(relay, ()):
@@ -124,11 +124,12 @@ class RelaySessions:
             await session.channel.close()
 
     async def socket_to(self, relay: PeerAddress, port: int, ticket: bytes) -> socket.socket | None:
-        """A socket on which a relay forwards the bytes of a connection, or None: then they go by the call.
+        """A socket on which a relay forwards the bytes of a connection; None if they have to go by the call.
 
         Args:
+            relay: the relay.
             port: ticket port that the relay named; 0 for none.
-            ticket: of the connection.
+            ticket: ticket of the connection.
         """
         now_s = time.monotonic()
         again_s, waited_s = self._unreached.get(relay, (now_s, 0.0))
@@ -175,7 +176,11 @@ class RelayReservation:
         self.held = asyncio.Event()  # set once the relay confirmed it
 
     async def hold(self) -> None:
-        """Holds the reservation and takes connections. Raises Unavailable when the relay refuses or ends it."""
+        """Holds the reservation and takes connections.
+
+        Raises:
+            Unavailable: the relay refuses or ends the reservation.
+        """
         what = f"reservation at {short(self.relay.node_id)}"
         tickets, port = TokenBucket(MOST_TICKETS_PER_S, MOST_TICKETS_BURST, time.monotonic()), 0
         try:
