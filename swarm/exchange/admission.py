@@ -226,7 +226,7 @@ class Admission:
     # --- opened: content and answers -----------------------------------------------------------------
 
     async def _form(self, group: RolloutGroup, arrival: Arrival) -> Finding:
-        """Checks everything that group, vocabulary and limits decide; the group's party pays for the CPU time."""
+        """Checks the form of an opened group, for which the group's party pays the CPU time."""
         producer = arrival.producer = self._producer_of(group.producer, arrival.via)
         allowance = arrival.allowance = self._accounts.allowance(producer)
         num_chars = sum([sum(map(len, rollout.actions)) for rollout in group.rollouts])

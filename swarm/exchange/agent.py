@@ -64,7 +64,7 @@ class Agent:
         tokenizer: tokenizer of this node's model.
         verifier: scores answers in the sandbox.
         weights: weight store of a node that publishes or follows; None for any other node.
-        environments: names that this node can rebuild; None: those of the configuration.
+        environments: names of the environments that this node can rebuild; None: those of the configuration.
         usable: corrections that this node's recipe may learn from.
         entry: rule that admits nodes to the run; None: the rule of the configuration.
         replay_type: class of the replay buffer; a test puts its own class here.

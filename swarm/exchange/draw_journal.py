@@ -64,7 +64,7 @@ class DrawJournal:
         self.num_set_aside = 0  # drawn and not learned from
 
     async def restore(self) -> int:
-        """Restores the state after a restart; new draws follow the journalled ones, whose number is returned."""
+        """Restores the state after a restart; returns the number of journalled draws, which new draws follow."""
         notes = await self._store.notes()
         self._saved = [int(draw) for draw in json.loads(notes.get(_CHECKPOINTS, "[]"))]
         self._attempts.restore(notes)
@@ -80,7 +80,7 @@ class DrawJournal:
 
     @property
     def comes_first(self) -> bool:
-        """True if a step is under way, or enough groups wait for one: a generator that takes turns with it waits."""
+        """True if a step is under way or enough groups wait for one; then a generator that takes turns has to wait."""
         return self._has_drawn or self._replay.num_for_draws >= self._config.replay.local_groups
 
     @property
@@ -135,7 +135,7 @@ class DrawJournal:
             )
 
     async def _journal(self, draw: Draw) -> None:
-        """Records a draw. On a full disk the learner waits until there is room, and the groups are `in_hand`."""
+        """Records a draw, and waits for room on a full disk; until it is recorded, its groups are `in_hand`."""
         self.in_hand = frozenset(drawn.scored.digest for drawn in draw.groups)
         try:
             await self._write_once_there_is_room(lambda: self._store.record_draw(draw))
@@ -198,7 +198,7 @@ class DrawJournal:
             self._saved = [*(draw for draw in self._saved if draw < from_step), from_step][-2:]
 
     async def begin_again(self, step: int, passed: Digest | None) -> Attempt:
-        """Begins a journalled step again (`LocalExchange.begin_again`), without groups that are to be left out."""
+        """Begins a journalled step again (`LocalExchange.begin_again`); a pending draw loses the groups left out."""
         attempt = await self._attempts.begin(step, passed, self._write_once_there_is_room)
         if attempt.left_out and self._pending is not None and self._pending.step == step:
             kept = tuple(drawn for drawn in self._pending.groups if drawn.scored.digest not in attempt.left_out)
@@ -208,7 +208,11 @@ class DrawJournal:
         return attempt
 
     async def record_checkpoint(self, next_draw: int, error: str) -> None:
-        """Records a checkpoint of all draws before `next_draw`; an `error`, why none was written, is only reported."""
+        """Records a checkpoint of all draws before `next_draw`.
+
+        `error`: reason why no checkpoint was written; the reason is reported, and nothing is recorded. Empty if one
+        was.
+        """
         if error:
             self._context.emit(DiskFull(error=f"checkpoint: {error}"))
             return
@@ -239,6 +243,6 @@ class DrawJournal:
         self.num_set_aside += max(0, len(draw.groups) - num_local - num_external)
 
     def _lag_bound(self) -> int | None:
-        """The smaller age bound, in steps, of the coordinator's advice and the learner's guard; None without any."""
+        """The smaller age bound, in steps, of coordinator's advice and learner's guard; None without either."""
         known = (self._coordinator_view.advice.max_age_steps, self._guard_max_age_steps)
         return min((int(bound) for bound in known if bound is not None), default=None)

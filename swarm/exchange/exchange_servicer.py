@@ -167,7 +167,10 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         self._end_one_of(others, by_subnet=not is_shared)
 
     def _end_one_of(self, streams: Mapping[NodeId, list[asyncio.Timeout]], *, by_subnet: bool = True) -> None:
-        """Ends the newest stream of the peer with the most; `by_subnet`: of the subnet with the most, first."""
+        """Ends the newest stream of the peer with the most streams.
+
+        `by_subnet`: only peers in the subnet with the most streams count.
+        """
         num_of = self._num_of_subnets(streams)
         victim = max(streams, key=lambda peer: (by_subnet and num_of[self._subnets[peer]], len(streams[peer])))
         streams[victim].pop().reschedule(asyncio.get_running_loop().time())

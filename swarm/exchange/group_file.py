@@ -98,7 +98,7 @@ class GroupFile:
             self._open()
 
     def close(self) -> None:
-        """Closes the file after an orderly end, for which SQLite writes its log back into the file."""
+        """Records an orderly end and closes the file; SQLite writes its log back into the file."""
         try:
             with contextlib.suppress(sqlite3.Error, StorageFull), self._transaction(0):
                 self._connection.execute("DELETE FROM meta WHERE key = ?", (_BOOT,))  # a clean end

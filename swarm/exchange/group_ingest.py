@@ -114,7 +114,7 @@ class GroupIngest:
             raise Unavailable(refused.detail)
 
     def is_wanted_from(self, peer: NodeId) -> bool:
-        """True if this node takes one more group from a neighbour; every call counts against the neighbour's quota.
+        """True if this node takes one more group from a neighbour; ask once for each group, as it uses up quota.
 
         Every group made with our credit is taken; a node that neither learns nor relays takes no others.
         """

@@ -35,7 +35,7 @@ CloseWay = Callable[[], Awaitable[None]]  # ends the socket that a connection go
 
 
 class FalsePiece(Unavailable):
-    """Unavailable, because a peer sent no piece that continues the body; the beginning of the body is useless then."""
+    """Error of a transfer in which a peer sent a false piece of a body, or none; the beginning kept is useless."""
 
 
 class BegunBodies:

@@ -20,7 +20,7 @@ class KnownVersions:
     """Versions of our own lineage, and of lineages whose manifests this node has checked.
 
     For some time after a restore, a version that seems false may belong to a branch that was abandoned before the
-    restart. This node does not know such branches, so nobody is blamed.
+    restart. This node does not know those branches, so nobody is blamed.
     """
 
     def __init__(self, policy_id: NodeId, clock: Clock) -> None:
@@ -63,8 +63,8 @@ class KnownVersions:
     def check(self, group: RolloutGroup) -> tuple[RefusalReason, str] | None:
         """Returns the first fault in the versions that a group of another node names.
 
-        None without a fault, or if nothing is known of the lineage. A reason that an honest producer can run into (we
-        restarted, rewound, or learned of a version later than the producer) is one without blame.
+        None without a fault, or if nothing is known of the lineage. Reasons that an honest producer can run into (we
+        restarted, rewound, or learned of a version later than the producer) blame nobody.
         """
         history = self._history(group.policy_id)
         if history is None:

@@ -194,7 +194,7 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def NextUpdate(self, request: pb.NextUpdateRequest, context: Context) -> None:
-        """Sends the patch chain to a newer version, or nothing; `wait` waits for one, for as long as the call lasts."""
+        """Sends the patch chain to a newer version; without `wait`, sends nothing if there is none."""
         held = version_from_message(request.held) if request.HasField("held") else None
         for sealed in await self._local.next_update(held, wait=request.wait) or ():
             await context.write(pb.NextUpdateResponse(manifest=manifest_to_message(sealed, MAX_LOCAL_MANIFEST_BYTES)))

@@ -315,7 +315,7 @@ class Novelty:
     def _evidence(self, claim: _Claim, env: str, copier: NodeId) -> float:
         """Bits that an earlier `claim` to an answer counts against a later group of `copier` in environment `env`.
 
-        A producer's own earlier answers count by our mean, whatever it claimed, if we have one.
+        A producer's own earlier answers count by a share of our mean, if there is one, whatever the producer claimed.
         """
         is_own_content = claim.producer == copier
         if not is_own_content and self._is_established(copier) and not self._is_established(claim.producer):

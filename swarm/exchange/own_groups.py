@@ -110,6 +110,9 @@ class OwnGroups:
     async def seal_and_store(self, group: RolloutGroup) -> tuple[ScoredGroup, SealedGroup]:
         """Claims the sandbox's rewards for a group, signs it and stores it.
 
+        Returns:
+            The group as scored here, and as it travels.
+
         Raises:
             LookupError: unknown environment or task.
             RolloutFailed: the engine cut an answer off, the verifier failed on the answers, or `check_own` refused an
@@ -145,7 +148,8 @@ class OwnGroups:
     def check_own(self, group: RolloutGroup, verdict: Verdict) -> None:
         """Refuses a group that peers would charge us for: an episode broke off, or its replay here gives another one.
 
-        A node alone is not checked: its environments need not repeat an episode in a replay.
+        Only groups of environments of several turns are checked, and none on a node alone, whose environments need not
+        repeat an episode in a replay.
 
         Raises:
             RolloutFailed: the group has to be dropped.
@@ -164,7 +168,7 @@ class OwnGroups:
 
 
 def _claims(outcome: EpisodeOutcome) -> tuple[ClaimedTurn, ...]:
-    """Claims about each turn of an episode; none if the episode has a single turn."""
+    """Claims about each turn of an episode; none if it has fewer than two turns."""
     if len(outcome.transitions) < 2:
         return ()
     return tuple(ClaimedTurn(reward=each.reward, status=each.status) for each in outcome.transitions)

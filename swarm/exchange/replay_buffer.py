@@ -80,7 +80,7 @@ class ReplayBuffer:
                 self._insert(self._entry(scored, count))
 
     def limit_age(self, max_age_steps: int | None) -> None:
-        """Sets the age bound, at most the configured one, to that of advice or guard; None: the configured one."""
+        """Sets the age bound in steps; None, or a bound above the configured one, means the configured one."""
         configured = self._config.max_age_steps
         self._max_age_steps = configured if max_age_steps is None else max(0, min(configured, max_age_steps))
 
@@ -152,7 +152,8 @@ class ReplayBuffer:
 
         Takes I local groups, oldest first (fewer at capacity, where shares leave others out), and up to J external
         ones. Local groups without signal count toward I and are used up without being handed out, unless the
-        configuration keeps them. If nothing in a draw has signal, its groups are used up and the next draw is tried.
+        configuration keeps them. If nothing in a draw has signal, its local groups are used up and the next draw is
+        tried.
 
         Args:
             step: number of the step; seeds the sampler.
@@ -350,7 +351,7 @@ class ReplayBuffer:
                 entry.age_steps = age
 
     def outlast_pause(self, since_s: float) -> None:
-        """Takes a pause since `since_s` (wall clock), which ends now, out of the age of groups of the own lineage."""
+        """Subtracts a pause, from `since_s` (wall clock) until now, from the age of groups of the own lineage."""
         now_s = self._clock.now_s()
         for entry in self._held.local.values():
             entry.first_seen_s += max(0.0, now_s - max(since_s, entry.first_seen_s))
@@ -378,7 +379,7 @@ class ReplayBuffer:
         )
 
     def _is_newcomers(self, scored: ScoredGroup) -> bool:
-        """True if a group counts as a newcomer's: its maker, not this node, is not established or left out log-probs.
+        """True if a group counts as a newcomer's: its maker, another node, is not established or left out log-probs.
 
         No script can invent exact log-probs without the policy.
         """

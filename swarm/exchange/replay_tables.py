@@ -105,10 +105,10 @@ class ReplayTables:
         return (other for other in held if other.task == entry.task)
 
     def oldest_to_evict(self) -> ReplayEntry:
-        """The oldest group of the source that holds most, in the first of these classes that holds any.
+        """The oldest group of the source that holds most, in the first class that holds any.
 
-        Newcomers' groups while they have more than their share of groups or bytes, external groups, followers' groups,
-        other newcomers' groups, and last groups made here, which no peer can displace.
+        The classes in order: newcomers' groups while they have more than their share of groups or bytes, external
+        groups, followers' groups, other newcomers' groups, and last groups made here, which no peer can displace.
         """
         new = self.new_external or self.new_followers
         is_above_share = len(new) * SHARE > len(self.all) or self._num_bytes_of_newcomers * SHARE > self.num_bytes

@@ -63,7 +63,7 @@ class WorkerExchange:
         return self.generation.for_own() if self.follower is None else self.follower.capacity()
 
     async def wait_capacity(self) -> int:
-        """Waits until `capacity()` is positive and returns it; the caller then begins a batch of at most so many."""
+        """Waits until `capacity()` is positive and returns it; the caller then begins a batch of at most that many."""
         await self.context.changed.until(lambda: self.capacity() > 0)
         num_groups = self.capacity()
         return num_groups if self.follower is not None else self.generation.begin_own_batch(num_groups)

@@ -1,6 +1,6 @@
 """The agent's own loops: announce, repair, heartbeat, tidy up, and the streams of groups and weights.
 
-Invariant: no loop holds up another, and each goes on after a failure.
+Invariant: no loop holds up another, and each goes on after a failure other than a ConfigError.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) ->
 
 
 async def tidy_loop(agent: Agent) -> None:
-    """Keeps the store below KEPT_SHARE of its budget."""
+    """Tidies the store every TIDY_EVERY_S, down to KEPT_SHARE of its budget."""
     while True:
         await asyncio.sleep(TIDY_EVERY_S)
         await agent.tidy(int(KEPT_SHARE * agent.config.exchange.store_bytes))

@@ -112,7 +112,7 @@ def choose_sources(
 
 
 def choose_witnesses(agent: Agent, follower: WeightFollower, adverts: Sequence[Advert]) -> list[Advert]:
-    """Adverts of up to NUM_WITNESSES nodes that claim a proof against our trainer, or were shown other weights than we.
+    """Adverts of up to NUM_WITNESSES nodes that claim a proof against our trainer, or got other weights from it.
 
     The choice changes with each look-up: a claim without a proof holds up the others for one look-up at most.
     """

@@ -29,7 +29,7 @@ async def generate_loop(worker: Worker) -> None:
 
 
 async def generate(worker: Worker, capacity: int, backoff: Backoff) -> None:
-    """Makes the next batch, at most `capacity` groups; logs a failure of the engine, and waits a while."""
+    """Makes the next batch, at most `capacity` groups; logs a failure of engine or agent, and waits a while."""
     count = min(capacity, worker.config.generator.groups_per_batch)
     try:
         await make_groups(worker, await worker.exchange.num_asked(), count)

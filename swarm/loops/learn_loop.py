@@ -47,9 +47,9 @@ async def run_worker(worker: Worker) -> None:
 async def learn_loop(worker: Worker, learner: Learner) -> None:
     """Draws, steps, publishes and evaluates in turn; resumes after the last checkpoint by replaying the journal.
 
-    With `learner.deterministic` it also generates, strictly in turn, and no other loop does. If it is cancelled while
-    `worker.saves_when_stopped`, it ends the step under way, and saves steps that no checkpoint holds yet where
-    `disk.checkpoint_at_end` asks for that.
+    With `learner.deterministic` the loop also generates, strictly in turn, and no other loop does. A cancellation while
+    `worker.saves_when_stopped` waits for the step under way; then steps that no checkpoint holds are saved if
+    `disk.checkpoint_at_end` is set.
     """
     worker.saved_step = learner.version.step
     try:
@@ -133,7 +133,7 @@ async def _generate_round(worker: Worker) -> None:
 
 
 async def _publish(worker: Worker, learner: Learner) -> None:
-    """Publishes the newest version, with patches to it for followers; on a full disk without, and they keep theirs."""
+    """Publishes the newest version, with patches for followers; without patches if the disk has no room for them."""
     version, weights = learner.snapshot()
     manifests: list[bytes] = []
     if worker.encode is not None:

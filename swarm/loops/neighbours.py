@@ -40,9 +40,9 @@ LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
     """Looks at the directory and streams groups from a few peers; one that moved, failed or misbehaved is dropped.
 
-    A node looks again sooner while it knows nobody, and while nobody reaches it and no advert names a relay; otherwise
-    not, as a look-up of a large directory is the largest traffic after groups and weights. While the directory does not
-    answer, or names nobody, working neighbours stay, and known peers and anchors are dialled.
+    The loop looks again sooner while the node knows nobody, and while nobody reaches the node and no advert names a
+    relay; otherwise not, as a look-up of a large directory is the largest traffic after groups and weights. While the
+    directory does not answer, or names nobody, working neighbours stay, and known peers and anchors are dialled.
     """
     positions = StreamPositions(agent.config.exchange.max_group_bytes)
     followed: dict[tuple[PeerAddress, bool], NeighbourStream] = {}  # (peer, with notices of others' groups)
@@ -91,9 +91,9 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
 
 
 async def _is_alone(agent: Agent, adverts: Sequence[Advert], until_s: float) -> bool:
-    """Waits until this node needs a look-up soon; False if that does not happen before `until_s` (monotonic).
+    """Waits until this node needs a look-up soon; False if it does not before `until_s` (monotonic).
 
-    The directory lists no other node, or no relay for a node that nobody reaches.
+    The node needs one if the directory lists no other node, or no relay while nobody reaches this node.
     """
     try:
         async with asyncio.timeout(max(0.0, until_s - agent.clock.monotonic_s())):

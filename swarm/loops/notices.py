@@ -71,7 +71,7 @@ class Notices:
 
     @property
     def num_under_way(self) -> int:
-        """Groups that are fetched or judged now."""
+        """Number of groups that are fetched or judged now."""
         return len(self._under_way)
 
     async def add(self, notice: Notice) -> None:

@@ -85,7 +85,7 @@ class RelayedDirectory:
         return self._directory.seen()
 
     def _begin(self, name: str, ask: Callable[[], Awaitable[object]]) -> None:
-        """Starts to ask, unless that is under way."""
+        """Starts a look-up by `ask`, unless the last one of this name is under way."""
         before = self._asked.get(name)
         if before is None or before.done():
             self._asked[name] = asyncio.ensure_future(_failure(ask))

@@ -1,8 +1,10 @@
 """Generation with another node's weights: takes the versions of the followed trainer, in one of two modes.
 
-`pull` (sequential): before each batch the newest version is loaded, and never during one. `push` (asynchronous):
-versions are loaded as they come; a running batch goes on with the new weights (`follow.in_flight`) or ends first. In
-both modes a batch that would be too old on arrival is cancelled.
+- `pull` (sequential): before each batch the newest version is loaded, and never during one.
+- `push` (asynchronous): versions are loaded as they come; a running batch goes on with the new weights
+  (`follow.in_flight`) or ends first.
+
+In both modes a batch that would be too old on arrival is cancelled.
 
 Invariant: no group is made before the first version was loaded: every token is of a version that its trainer signed.
 """

@@ -1,4 +1,4 @@
-"""Client side of relays: sessions with them, and our own reservation at one.
+"""Client side of relays: sessions with relays, and our own reservation at a relay.
 
 Invariant: a relayed connection is treated like any other. It leads to the node's own server or to a channel of its own,
 and both ends prove their keys on it. Sockets, calls and tickets are bounded, so a relay needs no trust.
@@ -64,8 +64,8 @@ class RelaySessions:
 
     Args:
         open_session: connects to a relay and proves our identity; raises Unavailable.
-        endpoint_of: host:port at which we dial a relay.
-        timeout_s: of calls with an immediate answer.
+        endpoint_of: returns the host:port at which we dial a relay.
+        timeout_s: timeout of calls with an immediate answer.
 
     Example:
         async with sessions.call(relay) as (stub, metadata):
@@ -159,7 +159,7 @@ class RelayReservation:
     """Our reservation at a relay: connects callers of the relay to our own server.
 
     Args:
-        sessions: with relays.
+        sessions: sessions with relays.
         relay: holder of the reservation.
         own_server: host:port of our server.
     """

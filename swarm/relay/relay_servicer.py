@@ -153,7 +153,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @property
     def free_reservations(self) -> int:
-        """Free reservations; 0 while this node does not relay."""
+        """Number of free reservations; 0 while this node does not relay."""
         return self.table.num_free if self._is_open() else 0
 
     def status(self) -> JsonDict:
@@ -201,7 +201,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> None:
-        """Holds the caller's reservation and sends it tickets; a newer reservation of the same node ends it."""
+        """Holds the caller's reservation and sends it tickets; a newer one of the same node ends the older one."""
         node_id = self._sessions.require(context)
         self._require_open()
         subnet, loop = self._count_ask(context), asyncio.get_running_loop()
@@ -259,7 +259,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         await self._lead(context, connection, far)
 
     async def _join(self, context: Context, connection: RelayedConnection, reservation: HeldReservation) -> None:
-        """Connects to a node with a reservation, once it takes the connection."""
+        """Connects to a node with a reservation, once the node takes the connection."""
         ticket = secrets.token_bytes(TICKET_BYTES)
         taken: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         asked = self._asked[ticket] = _Asked(reservation.node_id, taken)

@@ -134,7 +134,7 @@ class RelayingTransport(GrpcTransport):
                 await stub.Announce(pb.AnnounceRequest(advert=advert), metadata=metadata, timeout=timeout_s)
 
     async def records_at(self, relay: PeerAddress) -> list[bytes]:
-        """Signed adverts that a relay knows, not verified. Raises Unavailable."""
+        """Signed adverts that a relay knows, not verified, MAX_LOOKED_UP at most. Raises Unavailable."""
         found: list[bytes] = []
         what = f"look-up at {short(relay.node_id)}"
         async with self._relays.call(relay) as (stub, metadata):

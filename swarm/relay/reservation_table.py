@@ -148,7 +148,7 @@ class ReservationTable:
             raise Unavailable(f"more than {60 * DIAL_BACKS_PER_S:.0f} dial-backs in a minute; ask another node")
 
     def note_dialled(self, node_id: NodeId, endpoint: str, now_s: float) -> None:
-        """Records the host:port at which a node proved its key; "" if it did not prove it when it was dialled."""
+        """Records the host:port at which a node proved its key; "" removes the record of a node that did not."""
         if endpoint:
             self._dialled[node_id] = endpoint, now_s
         else:

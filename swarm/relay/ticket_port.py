@@ -30,7 +30,7 @@ _BACKLOG: Final = 128
 
 
 class TicketPort:
-    """Listening port, open from `start` to `close`, that gives sockets to the holders of the tickets that they show."""
+    """Listening port, open from `start` to `close`, that hands each socket to the holder of the ticket it shows."""
 
     def __init__(self) -> None:
         self.number = 0  # 0: closed

@@ -76,8 +76,8 @@ async def splice(
 ) -> None:
     """Passes bytes both ways until a socket ends or `until` is done; closes both sockets.
 
-    After the end of one side the other has FINISH_S to read the rest. Callbacks, since streams of asyncio copy each
-    byte twice more.
+    After the end of one side the other has FINISH_S to read the rest. The sides are callbacks, since streams of asyncio
+    copy each byte twice more.
 
     Args:
         own: socket of one side.

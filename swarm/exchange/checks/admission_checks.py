@@ -103,7 +103,7 @@ def timed(function: Callable[..., Result], /, *arguments: object) -> tuple[Resul
 
 
 def check_form(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """Returns the first fault of a group that group, vocabulary and limits decide; None without one."""
+    """Returns the first fault in a group's form; None without one."""
     least, most = (2, limits.largest_group) if limits.largest_group else (limits.group_size,) * 2
     if not least <= len(group.rollouts) <= most:
         return RefusalReason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, expected {least} to {most}"
@@ -197,7 +197,7 @@ def _check_length(traces: Sequence[TokenTrace], limits: AdmissionLimits) -> Find
 
 
 def _check_cut_off(most_tokens: int, limits: AdmissionLimits) -> Finding:
-    """Checks that an answer that was cut off may have `max_new_tokens` tokens; a text has at least a byte for each."""
+    """Checks that an answer that was cut off can have `max_new_tokens` tokens; a text has at least a byte for each."""
     if most_tokens < limits.max_new_tokens:
         return RefusalReason.BAD_TOKENS, f"cut off after {most_tokens} tokens or fewer of {limits.max_new_tokens}"
     return None

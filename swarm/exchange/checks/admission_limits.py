@@ -22,7 +22,7 @@ def first(findings: Iterable[Finding]) -> Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionLimits:
-    """Bounds that admission sets to a group."""
+    """Bounds that a group has to keep to be admitted."""
 
     max_group_bytes: int = 4 * 2**20  # as it travels and decompressed
     group_size: int = 8  # rollouts, exactly

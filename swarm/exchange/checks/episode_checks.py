@@ -55,7 +55,7 @@ def turns_of(trace: TokenTrace) -> list[TurnBounds] | None:
 
 
 def check_episodes(group: RolloutGroup, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
-    """Checks the form of episodes: everything that group, vocabulary and limits decide."""
+    """Checks the form of episodes: everything that group, vocabulary and limits decide before a replay."""
     is_ours = group.tokenizer_digest == tokenizer.digest
     # of all rollouts, before a text of any is encoded
     finding = first(

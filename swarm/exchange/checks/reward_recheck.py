@@ -1,6 +1,8 @@
 """Recheck of rewards: a producer's task, prompt and rewards against this node's verdict, and the scored group.
 
-Invariant: the rewards of a scored group were computed on this node, whoever made the group. Shape letters: G rollouts.
+Invariant: the rewards of a scored group were computed on this node, whoever made the group.
+
+Shape letters: G rollouts.
 """
 
 import math
@@ -97,7 +99,7 @@ def _check_against(
 
 
 def _fault(reason: RefusalReason, is_same: bool) -> RefusalReason:
-    """`reason` if both nodes have the same version, else OTHER_ENVIRONMENT: other versions have other prompts."""
+    """`reason` if both nodes have the same version, else OTHER_ENVIRONMENT: versions may differ in prompts."""
     return reason if is_same else RefusalReason.OTHER_ENVIRONMENT
 
 
