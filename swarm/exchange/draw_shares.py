@@ -73,7 +73,7 @@ class DrawShares:
     def num_left_of_task(
         self, producer: NodeId, task: TaskName, is_newcomer: bool, waiting: Callable[[], Iterable[NodeId]]
     ) -> int:
-        """Number of places of the next window left for groups of one task by one producer; `waiting` as in `begin`."""
+        """Number of places that the next window has for one task by one producer; `waiting()` as in `begin`."""
         if self._next is None:
             self._next = self.begin(waiting(), 0)
         return self._next.num_left_of_task(producer, task, is_newcomer)

@@ -3,8 +3,8 @@
 Invariant: a peer that reads slowly, sends nothing or lies costs a bounded number of bounded streams and chunks;
 back-pressure is gRPC's own flow control, so no queue of groups or manifests exists here. A stream ends when nothing is
 read for the stall timeout, and a chunk when others wait for its slot. If all streams are taken, a peer of lower
-standing, or else the subnet or peer with the most streams, loses one. Every message waits for the upload limit, and no
-other module sends groups, manifests or chunks to peers.
+standing, or else the subnet or peer with the most streams, loses one, or the new stream is refused. Every message waits
+for the upload limit, and no other module sends groups, manifests or chunks to peers.
 """
 
 import asyncio

@@ -52,7 +52,7 @@ _FROM_GROUPS: Final = "FROM groups g JOIN bodies b USING (sequence)"
 
 
 class GroupDatabase(GroupFile):
-    """Groups, tombstones and the draw journal of one node. Methods block; those that write raise StorageFull."""
+    """Groups, tombstones and the draw journal of one node. Methods block; every writing method raises StorageFull."""
 
     # --- groups ----------------------------------------------------------------------------------
 

@@ -154,7 +154,7 @@ class GroupFile:
 
     def _prepare(self) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")  # but `_transaction` says FULL
+        self._connection.execute("PRAGMA synchronous = NORMAL")  # but `_transaction` sets FULL where it has to
         version = int(self._scalar("PRAGMA user_version"))
         if version not in (0, _SCHEMA_VERSION):
             raise ConfigError(f"{self._path}: schema version {version}, expected {_SCHEMA_VERSION}; move it away")

@@ -289,7 +289,7 @@ class LocalClient:
         return [draw async for draw in self._draws("Redraw", pb.RedrawRequest(from_step=from_step))]
 
     async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
-        # Without a limit of time, as a draw: on a full disk the agent waits for room before it says go.
+        # Without a limit of time, as a draw: on a full disk the agent waits for room before it answers.
         response = await self._call("BeginAgain", pb.BeginAgainRequest(step=step, passed=passed or b""), timeout_s=None)
         return Attempt(trial=response.trial or None, left_out=frozenset(response.left_out))
 

@@ -17,7 +17,7 @@ from swarm.fairness import FairTable
 from swarm.trust_policy import SHARE
 from swarm.types import Digest, NodeId, Rollout, ScoredGroup
 
-# Objects and references, fitted to what `tracemalloc` counts: `tests/unit/test_held_bytes.py` says how well.
+# Objects and references, fitted to what `tracemalloc` counts: `tests/unit/test_held_bytes.py` bounds the error.
 _OF_GROUP: Final = 2000  # its names and digests, too
 _OF_ROLLOUT: Final = 250
 _OF_CLAIM: Final = 90

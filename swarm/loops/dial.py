@@ -54,7 +54,7 @@ class AddressTrials:
         self._under_way: dict[PeerAddress, asyncio.Task[bool]] = {}
 
     def begin(self, addresses: Sequence[PeerAddress]) -> None:
-        """Starts to dial addresses, in order, while there is room; skips those that are being dialled."""
+        """Starts to dial addresses, in order, while there is room; skips addresses that are being dialled."""
         self._under_way = {address: task for address, task in self._under_way.items() if not task.done()}
         for address in addresses:
             if address not in self._under_way and len(self._under_way) < MAX_TRIALS:

@@ -56,7 +56,7 @@ async def follow_loop(
             wanted = choose_sources(agent, follower, adverts, watched)
             is_ended = follower.state is FollowerState.ENDED
             if not is_ended and not any(address.node_id == follower.policy_id for address in wanted):
-                wanted |= {a for a in watched if a.node_id == follower.policy_id}  # where it was, until it says more
+                wanted |= {a for a in watched if a.node_id == follower.policy_id}  # at its last address
             for gone in [address for address, task in watched.items() if address not in wanted or task.done()]:
                 watched.pop(gone).cancel()
             for address in sorted(wanted - watched.keys(), key=lambda address: address.node_id):

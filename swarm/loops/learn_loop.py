@@ -125,8 +125,8 @@ def _is_done(worker: Worker, learner: Learner) -> bool:
 async def _generate_round(worker: Worker) -> None:
     """Generates the groups of one draw.
 
-    After a kill in the middle all are made again, so that each has the same batch (another batch means other low bits),
-    and those that were stored before are left out.
+    After a kill in the middle all groups are made again, so that each has the same batch (another batch means other low
+    bits), and groups that were stored before are not handed over again.
     """
     count, number = worker.config.replay.local_groups, await worker.exchange.num_asked()
     await make_groups(worker, number - number % count, count, num_stored=number % count)

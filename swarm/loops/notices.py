@@ -31,8 +31,8 @@ class Notice:
     """Announcement of a group by a neighbour that holds it."""
 
     digest: Digest
-    size_bytes: int  # as the neighbour says; no more than that is fetched
-    origin: NodeId  # its producer, as the neighbour says; may be empty
+    size_bytes: int  # as the neighbour claims; no more is fetched
+    origin: NodeId  # its producer, as the neighbour claims; may be empty
     num_failed: int = 0  # tries to fetch it here
 
 
