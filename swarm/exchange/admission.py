@@ -284,10 +284,7 @@ class Admission:
         return finding
 
     def _producer_of(self, node_id: NodeId, via: NodeId) -> Producer:
-        """The producer to which a group's CPU time is charged.
-
-        Its origin is its party or subnet; where that is unknown and a neighbour relayed the group, the neighbour.
-        """
+        """The producer that pays for a group's CPU time; the relaying neighbour stands in for an unknown origin."""
         origin = self._origin_of(node_id)
         is_relayed = not origin and via != node_id
         if is_relayed:  # keys are free: groups of such keys that one neighbour passes on count together

@@ -226,14 +226,12 @@ class Agent:
             self.context.emit(NodeRestored(num_groups=len(groups), num_draws=num_draws, held=held))
 
     async def tidy(self, max_bytes: int) -> int:
-        """Deletes groups too old for anyone, then the oldest beyond a byte budget; also tidies the weight store.
+        """Deletes groups too old for anyone, then the oldest beyond a byte budget; returns the number of groups.
 
         Groups that wait for a draw stay, or the draw could not be made again. Groups that the learner would draw again
         from its last checkpoint, or from the one before it, stay unless the store exceeds its budget by a twentieth:
-        going on comes before going back, and a resume then reports its loss (`DrawJournal.redraw`).
-
-        Returns:
-            Number of deleted groups.
+        going on comes before going back, and a resume then reports its loss (`DrawJournal.redraw`). The weight store is
+        tidied, too.
         """
         for weights in (self.version_publisher, self.weight_follower):
             if weights is not None:
@@ -277,10 +275,7 @@ class Agent:
 
     @property
     def last_step_at_s(self) -> float:
-        """Wall-clock time of the newest step, or of the newest own group on a node that follows a trainer.
-
-        Before the first one, the time of the start; the end of a pause counts as well.
-        """
+        """Wall clock of the newest step (on a follower: own group), the end of the newest pause, or the start."""
         return self.local.last_step_at_s if self.weight_follower is None else self.own_groups.last_put_at_s
 
     @property

@@ -159,10 +159,7 @@ class DrawJournal:
 
         The first draw that lost a group, and all draws after it, cannot lead to the same weights. They are abandoned,
         for this resume and every later one: their groups count as used up, and the learner goes on with new draws.
-        Draws without groups are left out.
-
-        Raises:
-            ConfigError: the checkpoints that the learner reported are gone.
+        Draws without groups are left out. Raises ConfigError if the checkpoints that the learner reported are gone.
         """
         self._refuse_to_go_back(from_step)
         if from_step > self._next:
@@ -185,10 +182,7 @@ class DrawJournal:
         return [draw for draw in whole if draw.groups]
 
     def _refuse_to_go_back(self, from_step: int) -> None:
-        """Raises ConfigError if the checkpoints are gone: the learner would publish other versions of old steps.
-
-        Otherwise `from_step` is remembered as a checkpoint.
-        """
+        """Raises ConfigError if the checkpoints are gone: the learner would publish other versions of old steps."""
         if self._saved and from_step < self._saved[0]:
             raise ConfigError(
                 f"{self._config.dir / 'checkpoints'}: gone, the draws before {self._saved[-1]} were saved there; "
@@ -208,11 +202,7 @@ class DrawJournal:
         return attempt
 
     async def record_checkpoint(self, next_draw: int, error: str) -> None:
-        """Records a checkpoint of all draws before `next_draw`.
-
-        `error`: reason why no checkpoint was written; the reason is reported, and nothing is recorded. Empty if one
-        was.
-        """
+        """Records a checkpoint of all draws before `next_draw`, or only reports the `error` that prevented it."""
         if error:
             self._context.emit(DiskFull(error=f"checkpoint: {error}"))
             return

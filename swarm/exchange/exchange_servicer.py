@@ -46,16 +46,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None,
         upload: UploadLimit | None = None,
     ) -> None:
-        """Creates the service without registering it.
-
-        Args:
-            handler: answers the calls.
-            sessions: authenticates callers.
-            stall_timeout_s: seconds without a read after which a stream ends.
-            standing: rank of a peer; streams of lower rank make room first.
-            note_call: called with a peer and its subnet when a stream begins.
-            upload: limit that every message waits for; None: no limit.
-        """
+        """Creates the service. A stream ends after `stall_timeout_s` without a read; `upload` None: no upload limit."""
         self._standing, self._note_call, self._upload = standing, note_call, upload
         self._handler, self._sessions, self._stall_timeout_s = handler, sessions, stall_timeout_s
         self._streams: dict[NodeId, list[asyncio.Timeout]] = {}  # timeouts that end them, oldest first
@@ -167,10 +158,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         self._end_one_of(others, by_subnet=not is_shared)
 
     def _end_one_of(self, streams: Mapping[NodeId, list[asyncio.Timeout]], *, by_subnet: bool = True) -> None:
-        """Ends the newest stream of the peer with the most streams.
-
-        `by_subnet`: only peers in the subnet with the most streams count.
-        """
+        """Ends the newest stream of the peer with the most; `by_subnet`: of the subnet with the most streams."""
         num_of = self._num_of_subnets(streams)
         victim = max(streams, key=lambda peer: (by_subnet and num_of[self._subnets[peer]], len(streams[peer])))
         streams[victim].pop().reschedule(asyncio.get_running_loop().time())

@@ -74,9 +74,6 @@ def choose(
         candidates: (party, True for a newcomer's, group), in any order.
         count: number of places, >= 0.
         places: bounds of each party; the places are taken there.
-
-    Returns:
-        The chosen groups, in the order of their places.
     """
     if count <= 0:
         return []

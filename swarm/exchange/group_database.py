@@ -57,14 +57,10 @@ class GroupDatabase(GroupFile):
     # --- groups ----------------------------------------------------------------------------------
 
     def put_all(self, batch: Sequence[tuple[ScoredGroup, SealedGroup]]) -> list[int | StorageFull]:
-        """Stores groups in one transaction, which a power cut may still lose.
+        """Stores groups; returns the sequence of each, or its error if the byte budget is used up.
 
-        Returns:
-            For each group its sequence (the old one if it is held already), or the error if the byte budget has no room
-            for it.
-
-        Raises:
-            StorageFull: the disk has no room; no group of the batch is stored.
+        A group that is held keeps its sequence. Raises StorageFull if the disk has no room: then none of the batch is
+        stored.
         """
         results: list[int | StorageFull] = []
         num_bytes = self._num_bytes
@@ -94,10 +90,7 @@ class GroupDatabase(GroupFile):
         return bool(self._rows(query, (digest, digest)))
 
     def since(self, after: int, limit: int, own_only: bool) -> list[tuple[int, SealedGroup]]:
-        """Up to `limit` pairs of sequence and group after a sequence, oldest first; damaged groups are left out.
-
-        Empty only if no whole group follows. `own_only`: only groups that this node made.
-        """
+        """Up to `limit` pairs of sequence and group after a sequence, oldest first, without damaged groups."""
         query = (
             f"SELECT {SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.is_made_here IN (1, ?) AND g.sequence > ? "
             "ORDER BY g.sequence LIMIT ?"
@@ -152,10 +145,7 @@ class GroupDatabase(GroupFile):
         return [DrawPlace(producer, bool(is_newcomer), (env, task_id)) for producer, is_newcomer, env, task_id in rows]
 
     def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
-        """Draws from a step on, in order, each with the digests of the groups that were handed out.
-
-        Groups that were abandoned or given up since are left out.
-        """
+        """Draws from a step on, in order, with the digests of groups handed out and not abandoned or given up since."""
         rows = self._rows(
             "SELECT d.step, w.digest FROM draws d LEFT JOIN drawn w ON w.step = d.step AND NOT w.is_used_up "
             "WHERE d.step >= ? ORDER BY d.step, w.position",
@@ -237,7 +227,7 @@ class GroupDatabase(GroupFile):
     # --- forgetting ------------------------------------------------------------------------------
 
     def forget(self, before_s: float, max_bytes: int, keep_from_step: int | None, keep: Collection[Digest] = ()) -> int:
-        """Deletes groups first seen before `before_s`, and the oldest beyond `max_bytes` in all; returns how many.
+        """Deletes groups first seen before `before_s`, and the oldest beyond `max_bytes`; returns how many.
 
         Groups in `keep` stay, and so do groups of draws from `keep_from_step` on (None: of no draw).
         """

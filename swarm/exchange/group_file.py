@@ -140,10 +140,7 @@ class GroupFile:
         self._num_bytes = int(self._scalar("SELECT COALESCE(SUM(size_bytes), 0) FROM groups"))
 
     def _begin_epoch(self) -> None:
-        """Begins another epoch if the machine restarted while the file was open.
-
-        The newest positions that peers know may be lost then, and given to other groups.
-        """
+        """Begins another epoch if the machine restarted with the file open: known positions may be lost, and reused."""
         known, now = self._rows("SELECT value FROM meta WHERE key = ?", (_BOOT,)), boot_id()
         if known and now and known[0][0] != now:
             self.epoch = secrets.token_hex(8)
@@ -179,14 +176,9 @@ class GroupFile:
 
     @contextlib.contextmanager
     def _transaction(self, size_bytes: int, *, is_synced: bool = True) -> Generator[None, None, None]:
-        """Runs the block as a transaction: all or nothing.
+        """Runs the block, all or nothing. Raises StorageFull on a full or failing disk, with everything before intact.
 
-        Args:
-            size_bytes: bytes to be written, for `before_write`.
-            is_synced: True costs one fsync; then a power cut loses neither this transaction nor anything before it.
-
-        Raises:
-            StorageFull: the disk is full or fails; everything before the transaction is intact.
+        `is_synced`: a power cut loses neither this nor anything before it, for one fsync.
         """
         try:
             if self._before_write is not None:

@@ -54,10 +54,7 @@ class FetchQueue:
         return len(self._fetches)
 
     def announce(self, digest: Digest, neighbour: NodeId, fetch_later: Callable[[], None]) -> bool:
-        """True if the group is being fetched already; then the neighbour is remembered as one more source.
-
-        `fetch_later` is called if the fetch is passed on.
-        """
+        """True if the group is being fetched already; then `fetch_later` is called if the fetch is passed on."""
         fetch = self._fetches.get(digest)
         if fetch is not None:
             fetch.setdefault(neighbour, fetch_later)
@@ -130,11 +127,7 @@ class GroupIngest:
         return self._intake_quota.try_take(peer, max(1, num_alike), num_held, share)
 
     async def receive(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
-        """Admits a group of another node, and hands an admitted one to the learner and to other peers.
-
-        Returns:
-            The scored group, which is stored, or the refusal, which is counted.
-        """
+        """Admits a group of another node and hands it to learner and peers; returns the scored group or the refusal."""
         self.bytes_received += sealed.size_bytes
         with self._streams.admitting(sealed.digest):
             result = await self._admission.admit(sealed, via)
@@ -191,10 +184,7 @@ class GroupIngest:
             self._arrived(producer, is_admitted=False)
 
     def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
-        """True if a refused group used up credit, which only a group sent by its own producer does.
-
-        Relays may send old groups again and again, and a group from before the producer's stream had no credit of it.
-        """
+        """True if a refused group used up credit: its producer itself sent it, made since its stream was opened."""
         if refused.producer is None or refused.producer != via or refused.reason in _NOT_COUNTED:
             return False
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None

@@ -148,9 +148,7 @@ class GroupStreams:
     # --- asked by peers: ExchangeHandler, whose docstrings hold ------------------------------------
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """Yields own groups after `cursor`, then new ones as they come.
-
-        The filter may ask for notices of other nodes' groups, and for commitments ahead of own groups.
+        """Yields own groups after `cursor`, then new ones as they come; on request, notices and commitments, too.
 
         Raises:
             Unavailable: the peer's reputation is below the floor; also in the middle of a stream.
@@ -204,12 +202,7 @@ class GroupStreams:
                         await grew.wait(lambda: self._is_news(peer, wanted))
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """Returns a held group, ours or another node's.
-
-        Raises:
-            NotHeld: the group is not held, was forgotten, or never leaves this node.
-            Unavailable: the peer's reputation is below the floor.
-        """
+        """Returns a group that is held and may leave. Raises NotHeld; Unavailable for a peer of low reputation."""
         self._reputation.require_allowed(peer)
         info = self._known.get(digest)  # a forgotten group may be one that has to stay
         sealed = None if info is None or info.stays else await self._store.get(digest)

@@ -225,9 +225,7 @@ def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
 def append_piece(data: bytearray, response: Any, total: int | None, max_bytes: int, what: str) -> int:
     """Adds one piece to `data` after checking every length in it; returns the total size that the piece names.
 
-    Raises:
-        TooLarge: the body is larger than `max_bytes`.
-        FalsePiece: the piece does not continue the body, is too small or too large, or names another total than before.
+    Raises TooLarge if the body exceeds `max_bytes`, FalsePiece if the piece does not continue it.
     """
     size = response.total_bytes
     if size > max_bytes:

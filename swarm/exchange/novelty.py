@@ -301,10 +301,7 @@ class Novelty:
             means.setdefault(party, RunningMean(memory=_MEMORY)).add(bits)
 
     def _expected_bits(self, env: str) -> float | None:
-        """Mean bits of a token of our own policy: of own groups, or else the lower median of established followers.
-
-        None if there are neither.
-        """
+        """Mean bits of a token of our own policy, else the lower median of established followers' means, else None."""
         own = self._bits_per_token.get(env)
         if own is not None:
             return own.value

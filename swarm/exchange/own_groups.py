@@ -61,11 +61,7 @@ class OwnGroups:
         self._warnings = TokenBucket(per_s=1 / 60, burst=3, at_s=self._context.clock.monotonic_s())
 
     async def put(self, group: RolloutGroup) -> float:
-        """Stores one finished group; returns its mean reward, or NaN if the group had to be dropped.
-
-        Raises:
-            LookupError: unknown environment or task.
-        """
+        """Stores a finished group; returns its mean reward, NaN if it was dropped. Raises LookupError: no such task."""
         self.num_asked += 1  # also when it cannot be stored: the question is not asked again
         try:
             with self._streams.putting():
@@ -108,15 +104,11 @@ class OwnGroups:
         return mean
 
     async def seal_and_store(self, group: RolloutGroup) -> tuple[ScoredGroup, SealedGroup]:
-        """Claims the sandbox's rewards for a group, signs it and stores it.
-
-        Returns:
-            The group as scored here, and as it travels.
+        """Claims the sandbox's rewards for a group, signs it and stores it; returns the group in both forms.
 
         Raises:
             LookupError: unknown environment or task.
-            RolloutFailed: the engine cut an answer off, the verifier failed on the answers, or `check_own` refused an
-                episode.
+            RolloutFailed: the engine cut an answer off, the verifier failed, or `check_own` refused an episode.
             TooLarge: the group cannot be sealed.
             StorageFull: the store has no room.
         """

@@ -67,12 +67,7 @@ class ReplayBuffer:
         return self._insert(self._entry(scored))
 
     def restore(self, uses: Mapping[Digest, int], groups: Iterable[ScoredGroup]) -> None:
-        """Refills the buffer after a restart, without groups that are used up.
-
-        Args:
-            uses: number of draws of each group so far.
-            groups: oldest first.
-        """
+        """Refills the buffer after a restart. `uses`: number of draws of each group so far; `groups`: oldest first."""
         for scored in groups:
             count = uses.get(scored.digest, 0)
             is_spent = count > 0 and not self.is_wanted(scored)
@@ -331,10 +326,7 @@ class ReplayBuffer:
         return (max_age_steps + 1) * self._config.local_groups
 
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf, credit: CreditLedger | None) -> None:
-        """Drops every group that is too old in steps or seconds at this moment: the guarantee on staleness.
-
-        Sets the age of all others. Own groups of a lineage without a known head are dropped, too.
-        """
+        """Drops every group that is too old now: the guarantee on staleness. Sets the age of the others."""
         oldest_s = self._clock.now_s() - self._config.max_age_s
         for entry in list(self._held.all.values()):
             lineage_head = head if entry.is_own_policy else head_of(entry.policy_id)

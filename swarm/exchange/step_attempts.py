@@ -64,13 +64,7 @@ class StepAttempts:
         self._steps = {step: state for step, state in self._steps.items() if step >= before}
 
     async def begin(self, step: int, passed: Digest | None, write: Write) -> Attempt:
-        """Counts a beginning of a step, and chooses the group to try alone (`LocalExchange.begin_again`).
-
-        Args:
-            step: number of the journalled draw.
-            passed: the group that was tried alone last and ended no process; None when the step begins.
-            write: runs a write again until the disk has room.
-        """
+        """Counts a beginning of a step, and chooses the group to try alone; `write` waits where the disk is full."""
         state, is_worker_dead = self._steps.setdefault(step, _Step()), self._begun == step
         self._begun = step
         if passed is not None:
@@ -116,10 +110,7 @@ class StepAttempts:
                 await self._save()
 
     async def stop(self, pending: int | None) -> None:
-        """Takes back the last beginning at an orderly end, for which no group is blamed.
-
-        `pending`: number of the draw whose step was not reported; None without one.
-        """
+        """Takes back the newest beginning, so that nobody is blamed. `pending`: draw whose step was not reported."""
         step = self._begun if self._begun is not None else pending
         if step is None:
             return

@@ -38,11 +38,7 @@ async def run_agent(
     coordinator: CoordinatorClient | None,
     rng: random.Random,
 ) -> None:
-    """Runs every loop of the agent until cancelled.
-
-    Raises:
-        ExceptionGroup: with a ConfigError, of a loop or because a node that follows a trainer has no directory.
-    """
+    """Runs every loop of the agent until cancelled, or until one raises a ConfigError (in an ExceptionGroup)."""
     async with asyncio.TaskGroup() as tasks:
 
         def start(name: str, loop: Callable[[], Awaitable[None]]) -> None:

@@ -46,15 +46,12 @@ def sample_adverts(agent: Agent, adverts: Sequence[Advert], rng: random.Random) 
 
 
 def choose_peers(agent: Agent, adverts: Sequence[Advert], with_notices: bool, rng: random.Random) -> PeerChoice:
-    """Chooses streams of followers and of neighbours, which answered before, and the addresses to try for more peers.
-
-    A node that only follows a trainer, and is no relay, gets neither.
+    """Chooses streams of followers and neighbours, and addresses to try; a mere follower of a trainer gets none.
 
     Args:
         agent: agent of the node.
         adverts: see `sample_adverts`.
-        with_notices: True if neighbours have to announce the groups of others, as there are more nodes than neighbours;
-            pure generators do not announce them, and are skipped.
+        with_notices: True if neighbours have to announce the groups of others; pure generators do not, and are skipped.
         rng: order in which strangers are tried; no other node may know it.
     """
     if agent.weight_follower is not None and Role.RELAY not in agent.config.roles:

@@ -59,10 +59,7 @@ async def evaluate_version(worker: Worker, learner: Learner) -> None:
 
 
 async def _keep_best(worker: Worker, learner: Learner, held_out: Sequence[float]) -> None:
-    """Offers the version to `keep_best` if at least half of the problems of every held-out split were scored.
-
-    Means over different sets of environments cannot be compared.
-    """
+    """Offers the version if every held-out split was at least half scored: other means cannot be compared."""
     num_wanted = sum(split == "held_out" for _, split in worker.evaluation_tasks)
     if worker.keep_best is None or not held_out or len(held_out) < num_wanted:
         return

@@ -209,19 +209,13 @@ class SourceWatcher:
             await client.close()
 
     def _note_failure(self, *, was_connected: bool) -> None:
-        """Records a failure of the address where another path may work at once.
-
-        The path led through a relay, or this node holds relays and the address was not reached.
-        """
+        """Records a failure of the address if another path, through another relay or a first one, may work at once."""
         book = self._agent.address_book
         if self._address.relay is not None or (book.relays and not was_connected):
             book.record_failure(self._address)
 
     async def _take(self, item: SealedManifest | Credit) -> bool:
-        """Passes an item to the follower; True if it is a new manifest, or credit from the trainer.
-
-        Raises Unavailable if the manifest is unusable.
-        """
+        """Passes an item to the follower; True if it was new. Raises Unavailable if a manifest is unusable."""
         peer = self._address.node_id
         if isinstance(item, Credit):
             await self._follower.on_credit(peer, item)
@@ -234,10 +228,7 @@ class SourceWatcher:
 
     @property
     def _window(self) -> int:
-        """Number of groups that we want credit for at a time: one batch from the trainer, 0 from all others.
-
-        Credit for the next batch is of more use to other generators.
-        """
+        """Number of groups that we want credit for at a time: one batch from the trainer, 0 from others."""
         is_trainer = self._address.node_id == self._follower.policy_id
         return self._agent.config.generator.groups_per_batch if is_trainer else 0
 

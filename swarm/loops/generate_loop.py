@@ -44,10 +44,7 @@ async def generate(worker: Worker, capacity: int, backoff: Backoff) -> None:
 async def make_groups(worker: Worker, first: int, count: int, num_stored: int = 0) -> None:
     """Asks `count` questions from number `first` on and hands over all but the first `num_stored` groups.
 
-    Ends at the first group that was cut off and is to be asked again.
-
-    Raises:
-        RolloutFailed, Unavailable, WeightsRefused: the engine, or the agent, failed.
+    Ends at the first group that was cut off and is asked again. Raises RolloutFailed, Unavailable or WeightsRefused.
     """
     learner, began_s = worker.learner, worker.clock.monotonic_s()
     with worker.overlap.doing("generate"):

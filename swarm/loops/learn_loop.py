@@ -24,10 +24,7 @@ SAVE_RETRY_S = 30.0  # after a checkpoint that the disk did not take
 
 
 async def run_worker(worker: Worker) -> None:
-    """Runs generation and learning until `learner.num_steps` are made, or until cancelled.
-
-    Without a learner, or with 0 steps configured, it runs until cancelled.
-    """
+    """Runs generation and learning until `learner.num_steps` are made (0: without end), or until cancelled."""
     if worker.learner is not None and worker.config.learner.deterministic:
         await learn_loop(worker, worker.learner)
         return
@@ -193,10 +190,8 @@ async def _save(worker: Worker, learner: Learner) -> None:
 
 
 async def _write_checkpoint(worker: Worker, learner: Learner) -> None:
-    """Writes a checkpoint and reports it, or the error of the disk.
-
-    A checkpoint that the disk refuses is written later: until then a restart begins at the one before, whose draws the
-    agent keeps.
+    """Writes and reports a checkpoint. One that the disk refuses is written later: until then a restart begins at the
+    checkpoint before, whose draws the agent keeps.
     """
     error = ""
     worker.on_progress("saving")
@@ -227,10 +222,7 @@ async def _step(worker: Worker, learner: Learner, draw: Draw, draw_seconds: floa
 
 
 async def _with_baselines(worker: Worker, draw: Draw) -> Draw:
-    """The draw with the reward of a greedy answer to each prompt, or the group's mean if the answer cannot be scored.
-
-    Unchanged without `worker.greedy`.
-    """
+    """The draw with the reward of a greedy answer to each prompt, or the group's mean if it cannot be scored."""
     if worker.greedy is None:
         return draw
     rewards: list[float] = []

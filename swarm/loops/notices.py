@@ -85,10 +85,7 @@ class Notices:
         self.put(notice)
 
     def put(self, notice: Notice) -> None:
-        """Adds a notice at once, unless it is there; without room, the origin with most notices loses its oldest.
-
-        Unknown origins lose notices before known ones.
-        """
+        """Adds a notice at once, unless it is there; without room, unknown origins lose notices before known ones."""
         if notice.digest in self._notices:
             return
         if len(self) >= MAX_WAITING:

@@ -165,10 +165,7 @@ class Reach:
             self._become(ReachKind.OUTWARD)
 
     def _witnesses(self) -> list[PeerAddress]:
-        """Up to NUM_WITNESSES nodes to ask, one of each subnet first.
-
-        The coordinator, then anchors, then known peers, public ones and those of higher standing first.
-        """
+        """Nodes to ask: coordinator, anchors, then known peers, public ones first; one of each subnet first."""
         book = self._agent.address_book
         known = [peer.address for peer in book.known.values() if peer.address.relay is None]
         self._rng.shuffle(known)
@@ -257,10 +254,7 @@ class Reach:
         self._relays[address] = _Relay(address, task, reservation)
 
     def _stranger(self, now_s: float) -> PeerAddress | None:
-        """A random relay that is known from an advert alone and may be asked now; each subnet is equally likely.
-
-        None if there is none.
-        """
+        """A relay known from an advert alone that may be asked now, at random by subnet; None without one."""
         book, reputation = self._agent.address_book, self._agent.reputation
         offered: dict[str, list[PeerAddress]] = {}
         for node_id, address in self._agent.peers.relays.items():
@@ -327,10 +321,7 @@ class Reach:
             self._advertise()
 
     async def _check(self, address: PeerAddress, reservation: Reservation, began_s: float) -> None:
-        """Advertises a reservation once we reached ourselves through it, and checks it again now and then.
-
-        Raises Unavailable if the reservation is not given in time, or does not lead to us.
-        """
+        """Advertises a reservation once it led to us, and checks it now and then. Raises Unavailable if it fails."""
         try:
             async with asyncio.timeout(HELD_TIMEOUT_S):
                 await reservation.held.wait()

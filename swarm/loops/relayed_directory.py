@@ -127,10 +127,7 @@ class RelayedDirectory:
 
 
 async def _failure(call: Callable[[], Awaitable[object]]) -> Unavailable | None:
-    """Makes a call; returns its Unavailable, or None if it succeeded.
-
-    Takes a callable, as a coroutine that never begins would warn.
-    """
+    """Makes a call; returns its Unavailable, or None. A callable, as a coroutine that never begins would warn."""
     try:
         await call()
     except Unavailable as error:

@@ -134,10 +134,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         add(self, server)
 
     async def open_port(self, listen: str, number: int) -> None:
-        """Opens the ticket port (0 picks a free one) at the host of `listen`, if there may be reservations.
-
-        Raises ConfigError.
-        """
+        """Opens the ticket port (0 picks a free one) at the host of `listen`, if relaying is on. Raises ConfigError."""
         if self.limits.reservations:
             self.table.limits = replace(self.limits, connections=places_for_relayed(self.limits.connections))
             await self._port.start(listen.rpartition(":")[0], number)

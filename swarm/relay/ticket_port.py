@@ -68,10 +68,7 @@ class TicketPort:
 
     @contextmanager
     def awaited(self, ticket: bytes, shown: asyncio.Future[socket.socket]) -> Generator[None]:
-        """Expects a ticket while the block runs: the socket that shows it becomes the result of `shown`.
-
-        The holder of `shown` closes the socket, unless the block raises.
-        """
+        """Expects a ticket: the socket that shows it becomes the result of `shown`, whose holder closes it."""
         self._awaited[ticket] = shown
         try:
             yield

@@ -157,10 +157,7 @@ def _check_answers(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer:
 
 
 def _check_sampling(sampling: Sampling, limits: AdmissionLimits) -> Finding:
-    """Checks that temperature and length limit are those of the run, and all other parameters in range.
-
-    Objectives weigh by length limits, and gradients grow as a temperature falls.
-    """
+    """Checks that temperature and length limit are those of the run, and that all other parameters are in range."""
     if not abs(sampling.temperature - limits.temperature) <= _TEMPERATURE_TOLERANCE * limits.temperature:  # NaN too
         return RefusalReason.BAD_SAMPLING, f"temperature {sampling.temperature}, here {limits.temperature}"
     if sampling.max_new_tokens != limits.max_new_tokens:
@@ -221,10 +218,7 @@ def _check_tokens(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer: 
 
 
 def _check_reencoded(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """Checks that texts survive encoding with our vocabulary, and bounds their characters.
-
-    Texts with too many tokens are cut off later (`cut_to_limit`).
-    """
+    """Checks that texts are not too long and survive encoding here; those of too many tokens are cut off later."""
     longest, most = max(len(rollout.text) for rollout in group.rollouts), most_chars(limits.max_new_tokens)
     if longest > most:
         return RefusalReason.UNUSABLE_TEXT, f"{longest} characters exceed {most}"

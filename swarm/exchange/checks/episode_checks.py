@@ -40,10 +40,7 @@ class TurnBounds:
 
 
 def turns_of(trace: TokenTrace) -> list[TurnBounds] | None:
-    """[K] bounds of the turns of a trace.
-
-    None if the tokens of a turn are not one action followed by its observation, or if an observation ends the trace.
-    """
+    """[K] turns; None if one is not an action followed by its observation, or if an observation ends the trace."""
     starts = [0, *(np.flatnonzero(np.diff(trace.turn_ids)) + 1).tolist()]
     turns: list[TurnBounds] = []
     for start, after in pairwise([*starts, trace.token_ids.size]):
@@ -220,10 +217,7 @@ def _difference(
     conversations: Conversations,
     limits: EpisodeLimits,
 ) -> str:
-    """Description of the first difference from the replay; "" without one.
-
-    `tokenizer`: None if the tokens are of another tokenizer; then only the number of actions is compared.
-    """
+    """The first difference from the replay, or ""; without a `tokenizer` only the number of actions is compared."""
     num_actions, num_taken = len(rollout.actions), len(outcome.transitions)
     if num_taken != num_actions:
         return f"{num_actions} actions, of which the environment takes {num_taken}"
