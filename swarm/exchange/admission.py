@@ -91,14 +91,11 @@ class Admission:
         self.refusals: Counter[RefusalReason] = Counter()
 
     async def admit(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
-        """Checks, scores and stores one group of another node.
+        """Checks, scores and stores a group of another node; returns the scored group, or the counted refusal.
 
         Args:
             sealed: the group as it travelled; hostile.
             via: the authenticated peer that sent the group.
-
-        Returns:
-            The scored group, which is in the store, or the refusal, which is counted and charged.
         """
         finding = self._check_unread(sealed, via)
         if finding is not None:

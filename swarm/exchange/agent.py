@@ -2,8 +2,8 @@
 
 Invariant: every group is stored before anything else sees it, every group of another node went through admission, and
 every draw is journalled before it is handed out. No background task lives here: the loops that drive an agent are in
-`swarm.loops`. The node's worker calls the agent through `worker_exchange.py`; its advert for other nodes is made in
-`swarm.loops.own_advert`.
+`swarm.loops`. The worker calls the agent through `worker_exchange.py`; `swarm.loops.own_advert` shows it to other
+nodes.
 """
 
 import logging
@@ -226,12 +226,11 @@ class Agent:
             self.context.emit(NodeRestored(num_groups=len(groups), num_draws=num_draws, held=held))
 
     async def tidy(self, max_bytes: int) -> int:
-        """Deletes groups too old for anyone, then the oldest beyond a byte budget; returns the number of groups.
+        """Tidies weights; deletes groups too old for anyone, then the oldest beyond a byte budget; returns how many.
 
         Groups that wait for a draw stay, or the draw could not be made again. Groups that the learner would draw again
         from its last checkpoint, or from the one before it, stay unless the store exceeds its budget by a twentieth:
-        going on comes before going back, and a resume then reports its loss (`DrawJournal.redraw`). The weight store is
-        tidied, too.
+        going on comes before going back, and a resume then reports its loss (`DrawJournal.redraw`).
         """
         for weights in (self.version_publisher, self.weight_follower):
             if weights is not None:
@@ -275,7 +274,7 @@ class Agent:
 
     @property
     def last_step_at_s(self) -> float:
-        """Wall clock of the newest step (on a follower: own group), the end of the newest pause, or the start."""
+        """Wall clock of the newest step (on a follower: own group), end of a pause, or start, whichever came last."""
         return self.local.last_step_at_s if self.weight_follower is None else self.own_groups.last_put_at_s
 
     @property

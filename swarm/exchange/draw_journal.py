@@ -1,8 +1,7 @@
 """Draw journal: the groups of each optimizer step, drawn, journalled, and handed out until the step was reported.
 
-Invariant: a draw is in the journal before anyone sees it, and draws are numbered without gaps, also over restarts (a
-journal that was lost continues at the checkpoint). A resume makes the same draws again; where their groups are gone,
-that is logged, and the new draws have other numbers.
+Invariant: a draw is in the journal before anyone sees it, and draws are numbered without gaps, unless the journal is
+lost. A resume makes the same draws again; where their groups are gone, it logs that, and new draws have new numbers.
 """
 
 import asyncio

@@ -139,9 +139,9 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         """Ends a stream to make room for stream number `num_own` of `peer`. Raises Unavailable if none has to end.
 
         Peers of lower standing lose a stream while they have more than STREAMS_OF_NEWCOMERS together. Otherwise the
-        subnet with the most streams loses one if it has at least two more than the caller's subnet; otherwise the peer
-        with the most, if it has more than `num_own`. Keys are free: counted by key alone, 256 keys of one address would
-        hold every stream.
+        subnet with the most streams loses one if it has at least two more than the caller's; otherwise the peer with
+        the most, if it has more than `num_own`. Keys are free: by key alone, 256 keys of one address would hold every
+        stream.
         """
         standing = self._standing(peer)
         lower = {other: own for other, own in self._streams.items() if own and self._standing(other) < standing}

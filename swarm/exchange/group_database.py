@@ -57,11 +57,7 @@ class GroupDatabase(GroupFile):
     # --- groups ----------------------------------------------------------------------------------
 
     def put_all(self, batch: Sequence[tuple[ScoredGroup, SealedGroup]]) -> list[int | StorageFull]:
-        """Stores groups; returns the sequence of each, or its error if the byte budget is used up.
-
-        A group that is held keeps its sequence. Raises StorageFull if the disk has no room: then none of the batch is
-        stored.
-        """
+        """Stores a batch; returns each group's sequence or its StorageFull. Raises StorageFull if the disk is full."""
         results: list[int | StorageFull] = []
         num_bytes = self._num_bytes
         with self._transaction(sum(sealed.size_bytes for _, sealed in batch), is_synced=False):

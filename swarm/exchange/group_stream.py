@@ -202,7 +202,7 @@ class GroupStreams:
                         await grew.wait(lambda: self._is_news(peer, wanted))
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """Returns a group that is held and may leave. Raises NotHeld; Unavailable for a peer of low reputation."""
+        """Returns a held group that may leave this node. Raises NotHeld; Unavailable for a peer of low reputation."""
         self._reputation.require_allowed(peer)
         info = self._known.get(digest)  # a forgotten group may be one that has to stay
         sealed = None if info is None or info.stays else await self._store.get(digest)

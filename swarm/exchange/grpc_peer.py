@@ -42,8 +42,7 @@ class BegunBodies:
     """Beginnings of bodies whose transfer broke off, for the next fetch from the same peer.
 
     They are kept by peer, so a false beginning spoils only transfers of its own sender. Beyond `max_bytes` the peer
-    with the most bytes loses its oldest beginning. Each `keep` drops all that are older than KEPT_S, or many keys with
-    a little each would fill the room for ever.
+    with the most bytes loses its oldest. `keep` drops all older than KEPT_S: many keys would fill the room for ever.
     """
 
     def __init__(self, clock: Clock, max_bytes: int = MAX_BEGUN_BYTES) -> None:
@@ -223,10 +222,7 @@ def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
 
 
 def append_piece(data: bytearray, response: Any, total: int | None, max_bytes: int, what: str) -> int:
-    """Adds one piece to `data` after checking every length in it; returns the total size that the piece names.
-
-    Raises TooLarge if the body exceeds `max_bytes`, FalsePiece if the piece does not continue it.
-    """
+    """Adds a piece to `data` after checking its lengths; returns the total it names. Raises TooLarge or FalsePiece."""
     size = response.total_bytes
     if size > max_bytes:
         raise TooLarge(f"{what}: {size} bytes exceed {max_bytes}")

@@ -193,8 +193,7 @@ class Novelty:
     def order(self, group: RolloutGroup, arrived: int | None = None) -> int:
         """The place of a group among commitments and arrivals: the earlier of its first commitment and its arrival.
 
-        Reads every text, so a group with too long texts has to be refused before. `arrived`: place of the arrival; None
-        if the group arrives now.
+        Reads every text, so too long texts have to be refused before. `arrived`: place of the arrival; None: now.
         """
         commitment = commitment_of(group)
         orders = [table[commitment] for table in self._committed.values() if commitment in table]

@@ -61,7 +61,7 @@ class OwnGroups:
         self._warnings = TokenBucket(per_s=1 / 60, burst=3, at_s=self._context.clock.monotonic_s())
 
     async def put(self, group: RolloutGroup) -> float:
-        """Stores a finished group; returns its mean reward, NaN if it was dropped. Raises LookupError: no such task."""
+        """Stores a finished group; returns its mean reward, NaN if it was dropped. Raises LookupError: unknown task."""
         self.num_asked += 1  # also when it cannot be stored: the question is not asked again
         try:
             with self._streams.putting():
@@ -140,11 +140,8 @@ class OwnGroups:
     def check_own(self, group: RolloutGroup, verdict: Verdict) -> None:
         """Refuses a group that peers would charge us for: an episode broke off, or its replay here gives another one.
 
-        Only groups of environments of several turns are checked, and none on a node alone, whose environments need not
-        repeat an episode in a replay.
-
-        Raises:
-            RolloutFailed: the group has to be dropped.
+        Checks episodes of several turns only, and none on a node alone, whose environments need not repeat episodes in
+        a replay. Raises RolloutFailed: the group has to be dropped.
         """
         limits = self._limits
         if self._context.config.is_alone or group.env not in limits.episode_environments:

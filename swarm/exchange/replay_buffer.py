@@ -147,7 +147,7 @@ class ReplayBuffer:
 
         Takes I local groups, oldest first (fewer at capacity, where shares leave others out), and up to J external
         ones. Local groups without signal count toward I and are used up without being handed out, unless the
-        configuration keeps them. If nothing in a draw has signal, its local groups are used up and the next draw is
+        configuration keeps them. Local groups of a draw in which nothing has signal are used up, and the next draw is
         tried.
 
         Args:
@@ -155,8 +155,7 @@ class ReplayBuffer:
             head: newest version of our own lineage.
             head_of: newest signed head known of a lineage, or None.
             source_weights: see `external_sampler.sample`.
-            credit: ledger that records followers' groups that are too old now; a draw waits for no group that the
-                ledger withholds. None: nothing is recorded or withheld.
+            credit: ledger that records followers' groups that are too old; no draw waits for groups that it withholds.
         """
         self._drop_old(head, head_of, credit)
         config = self._config

@@ -64,7 +64,7 @@ class StepAttempts:
         self._steps = {step: state for step, state in self._steps.items() if step >= before}
 
     async def begin(self, step: int, passed: Digest | None, write: Write) -> Attempt:
-        """Counts a beginning of a step, and chooses the group to try alone; `write` waits where the disk is full."""
+        """Counts a beginning of a step, or a group that `passed`; returns the next trial. `write` waits for room."""
         state, is_worker_dead = self._steps.setdefault(step, _Step()), self._begun == step
         self._begun = step
         if passed is not None:

@@ -2,7 +2,6 @@
 
 Agent side (`agent_loops`, `neighbours`, `fetch_weights`): announce, take groups from neighbours and weights from their
 holders, heartbeat, repair, tidy up.
-
 Worker side (`worker`, `generate_loop`, `learn_loop`): generate, learn, evaluate. The learner waits only for groups of
 its own policy; the generator waits only for admission capacity; neither waits for the network.
 

@@ -106,8 +106,7 @@ async def credit_loop(agent: Agent) -> None:
 async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: random.Random) -> None:
     """Reports figures, takes advice, and hands in the versions that the ledger does not have yet.
 
-    The log says once that the coordinator is away, and once that it answers again; a refusal is logged even if the
-    coordinator was away before.
+    A coordinator that is away is logged once, and again when it answers; a refusal is logged in both states.
     """
     tokens, at_s = agent.own_groups.tokens_generated, agent.clock.monotonic_s()
     backoff, is_away = Backoff(rng), False

@@ -1,8 +1,7 @@
 """Dials of advertised addresses: one peer, or trials of several strangers at a time.
 
-Invariant: `dial` keeps to the bounds of the address book, which remembers the result. Groups, and weights from sources
-other than the trainer, come only over connections that `dial` made. At most MAX_TRIALS trials are under way, and nobody
-waits for the dead addresses among them.
+Invariant: groups, and weights from sources other than the trainer, come only over connections made by `dial`, which
+keeps to the bounds of the address book and records the result there. At most MAX_TRIALS trials are under way.
 """
 
 import asyncio

@@ -209,7 +209,7 @@ class SourceWatcher:
             await client.close()
 
     def _note_failure(self, *, was_connected: bool) -> None:
-        """Records a failure of the address if another path, through another relay or a first one, may work at once."""
+        """Records a failure of the address if a relay, another one than the failed, may lead to the source at once."""
         book = self._agent.address_book
         if self._address.relay is not None or (book.relays and not was_connected):
             book.record_failure(self._address)

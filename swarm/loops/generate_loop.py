@@ -1,8 +1,7 @@
 """Generation loop: makes groups when there is capacity, with the newest weights, and hands them to the agent.
 
 Invariant: groups are handed over in the order of their questions, one for each question. A group with a cancelled
-rollout is handed over only if it was cut off MAX_ASKED times in a row: the agent drops it, and the next question is
-asked.
+rollout is handed over only if it was cut off MAX_ASKED times in a row: the agent drops it.
 """
 
 import asyncio

@@ -45,8 +45,7 @@ async def learn_loop(worker: Worker, learner: Learner) -> None:
     """Draws, steps, publishes and evaluates in turn; resumes after the last checkpoint by replaying the journal.
 
     With `learner.deterministic` the loop also generates, strictly in turn, and no other loop does. A cancellation while
-    `worker.saves_when_stopped` waits for the step under way; then steps that no checkpoint holds are saved if
-    `disk.checkpoint_at_end` is set.
+    `worker.saves_when_stopped` waits for the step under way, and saves unsaved steps if `disk.checkpoint_at_end`.
     """
     worker.saved_step = learner.version.step
     try:
@@ -182,10 +181,7 @@ async def _to_its_end(worker: Worker, work: Coroutine[object, object, None]) -> 
 
 
 async def _save(worker: Worker, learner: Learner) -> None:
-    """Writes a checkpoint. A stop waits for it (`_to_its_end`).
-
-    A second save of the same step, by another thread, would remove the draft of its folder.
-    """
+    """Writes a checkpoint. A stop waits for it: a second save of the same step would remove the draft of its folder."""
     await _to_its_end(worker, _write_checkpoint(worker, learner))
 
 

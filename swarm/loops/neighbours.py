@@ -91,7 +91,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
 
 
 async def _is_alone(agent: Agent, adverts: Sequence[Advert], until_s: float) -> bool:
-    """True once the directory lists nobody else, or no relay while nobody reaches us; False at `until_s`."""
+    """Waits until the directory lists nobody else, or no relay while nobody reaches us; False at `until_s`."""
     try:
         async with asyncio.timeout(max(0.0, until_s - agent.clock.monotonic_s())):
             await agent.context.changed.until(lambda: len(adverts) < 2 or not (agent.endpoints or agent.peers.relays))

@@ -90,8 +90,7 @@ class Reach:
         agent: agent of the node; its `endpoints` are replaced as they change.
         transport: asks others to dial this node, and opens reservations.
         rng: jitter; seeded differently at each node.
-        is_advertise_set: True if the owner configured where others dial this node; otherwise it is where they reached
-            it.
+        is_advertise_set: True if the owner configured where others dial this node; else it is where they reached it.
         find_address: finds this machine's address.
     """
 
@@ -271,8 +270,7 @@ class Reach:
         """Relays that may be asked now, the best first; one of each subnet first.
 
         Established peers that relay and answered us, then anchors, then other peers that relay and answered, whose keys
-        are free, then the coordinator, which comes before these last peers once MAX_IN_VAIN reservations in a row led
-        nowhere.
+        are free, then the coordinator, which comes before these last peers once MAX_IN_VAIN reservations led nowhere.
         """
         book, relays = self._agent.address_book, self._agent.peers.relays
         peers = [

@@ -17,8 +17,7 @@ logger = logging.getLogger(__name__)
 async def supervise(name: str, loop: Callable[[], Awaitable[None]], agent: Agent, rng: random.Random) -> None:
     """Runs a loop until it returns; after a failure, logs it and begins the loop again with backoff.
 
-    An Unavailable is logged once at INFO, and again only after the loop worked for a while. Any other exception is also
-    counted and reported.
+    An Unavailable is logged at INFO only once until the loop worked for a while; other failures are also counted.
 
     Raises:
         ConfigError: from the loop; trying again would not help.

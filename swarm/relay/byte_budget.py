@@ -49,10 +49,7 @@ class ByteBudget:
             await room
 
     def ask(self, num_bytes: int, caller: str, subnet: str) -> asyncio.Future[None] | None:
-        """Returns the future to wait for before so many bytes pass, or None if they may pass at once.
-
-        A future that is cancelled takes nothing from the budget.
-        """
+        """Returns the future to wait for before so many bytes pass; None: at once. Cancelled, it takes no budget."""
         size = max(num_bytes, self.LEAST_BYTES)
         tag = self._tag(size, caller, subnet)
         self.num_bytes += num_bytes

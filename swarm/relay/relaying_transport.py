@@ -181,14 +181,12 @@ def _check_adverts(adverts: Sequence[bytes], what: str) -> None:
 
 
 class RelayedSocket:
-    """A local socket; each connection to it is forwarded through a relay to one node.
-
-    Entering the context returns the path of the socket; Unavailable is raised if no local socket can be made.
+    """A local socket, whose path the context yields; each connection to it is forwarded through a relay to one node.
 
     Args:
         sessions: sessions with relays.
-        relay: the relay.
-        node_id: the node at the far end.
+        relay: relay to go through.
+        node_id: node at the far end.
         idle_s: seconds without a byte after which the relay is left; each end sends one before.
 
     Example:

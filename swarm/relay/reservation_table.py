@@ -193,10 +193,7 @@ class ReservationTable:
             del self._held[reservation.node_id]
 
     def _make_room(self, node_id: NodeId, subnet: str, reservations: list[HeldReservation]) -> None:
-        """Ends the newest of `reservations` of lower standing, or else one of the subnet with most.
-
-        Raises Unavailable if no subnet has two more than the caller's, or if the caller's subnet is at its own bound.
-        """
+        """Ends the newest of lower standing, or else one of the subnet with most. May raise Unavailable."""
         standing = self._standing(node_id)
         lower = [each for each in reservations if self._standing(each.node_id) < standing]
         if lower:
@@ -245,10 +242,7 @@ class ReservationTable:
             self._forget(connection)
 
     def _replace(self, newcomer: RelayedConnection, connections: FairTable[str, RelayedConnection], which: str) -> None:
-        """Ends the newest connection of a caller of lower standing, or else one of the subnet with most.
-
-        Raises Unavailable if no subnet has two more than the newcomer's.
-        """
+        """Ends the newest of a caller of lower standing, or else one of the subnet with most; may raise Unavailable."""
         standing = self._standing(newcomer.caller)
         every = [connection for subnet in connections.parties for connection in connections.of(subnet)]
         lower = [connection for connection in every if self._standing(connection.caller) < standing]

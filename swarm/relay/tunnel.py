@@ -80,16 +80,10 @@ async def splice(
     copy each byte twice more.
 
     Args:
-        own: socket of one side.
-        other: socket of the other side.
+        own, other: sockets of the two sides.
         until: ends the connection when it is done; None: only the end of a socket does.
         frame: called with up to `frame_bytes` from either side, returns the bytes to write; None: they pass unchanged.
-        frame_bytes: most bytes that `frame` is called with.
-        own_idle_s: seconds without a byte of `own` after which the connection is lost.
-        other_idle_s: likewise for `other`.
-
-    Raises:
-        Unavailable: a side was idle for too long.
+        own_idle_s, other_idle_s: seconds without a byte of a side after which Unavailable is raised.
     """
     loop = asyncio.get_running_loop()
     sides = own_side, other_side = _Side(frame, frame_bytes, own_idle_s), _Side(frame, frame_bytes, other_idle_s)

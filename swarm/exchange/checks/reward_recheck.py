@@ -1,7 +1,6 @@
 """Recheck of rewards: a producer's task, prompt and rewards against this node's verdict, and the scored group.
 
 Invariant: the rewards of a scored group were computed on this node, whoever made the group.
-
 Shape letters: G rollouts.
 """
 
@@ -48,8 +47,7 @@ def check_verdict(
 ) -> Finding:
     """Checks the producer's task, prompt and claimed rewards against those rebuilt here.
 
-    A difference is the producer's fault only where both nodes have the same version of the environment; otherwise the
-    reason is OTHER_ENVIRONMENT.
+    A difference is its producer's fault only if both nodes have the same version of the environment.
 
     Args:
         group: the group as it came; its claims are about whole answers.
