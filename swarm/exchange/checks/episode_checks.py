@@ -113,7 +113,7 @@ def check_num_turns(group: RolloutGroup, max_turns: int, verifier: str) -> Findi
 
 
 def check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
-    """Checks that texts are cut into about as many tokens as usual, so that no peer teaches our policy to spell.
+    """Checks that texts are cut into about as many tokens as usual: no peer can teach our policy to spell out words.
 
     The bound is for the group, since one text may have collapsed into tokens that merge: 64 spaces are 2 tokens.
     """
