@@ -40,7 +40,7 @@ class TurnBounds:
 
 
 def turns_of(trace: TokenTrace) -> list[TurnBounds] | None:
-    """[K] turns; None if one is not an action followed by its observation, or if an observation ends the trace."""
+    """[K] turns; None if a turn is not an action and then an observation, or if an observation ends the trace."""
     starts = [0, *(np.flatnonzero(np.diff(trace.turn_ids)) + 1).tolist()]
     turns: list[TurnBounds] = []
     for start, after in pairwise([*starts, trace.token_ids.size]):
