@@ -1,7 +1,7 @@
-"""Admission: turns a sealed group from a peer into a scored and stored one, or a counted refusal.
+"""Admission of groups from peers: a sealed group becomes a scored and stored one, or a counted refusal.
 
-Invariant: nothing from a peer reaches buffer, learner or relay except through `Admission.admit`, whose result carries
-rewards computed on this node. Checks run from cheap to expensive, and concurrency is bounded.
+Invariant: no group of a peer reaches buffer, learner or relay except through `Admission.admit`, and the rewards of an
+admitted group were computed on this node. Checks run from cheap to expensive, and concurrency is bounded.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ _OVER_TIME: Final = RefusalReason.OVER_REPLAY_TIME, "its party has taken its sec
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Arrival:
-    """One group on its way through the checks, with their results so far."""
+    """One group on its way through the checks, with the results so far."""
 
     sealed: SealedGroup  # as it travelled; hostile
     via: NodeId  # the authenticated peer that sent it
@@ -91,11 +91,11 @@ class Admission:
         self.refusals: Counter[RefusalReason] = Counter()
 
     async def admit(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
-        """Checks, scores and stores one group of another node.
+        """Checks, scores and stores a group of another node; returns the scored group, or the counted refusal.
 
         Args:
-            sealed: as it travelled; hostile.
-            via: the authenticated peer that sent it.
+            sealed: the group as it travelled; hostile.
+            via: the authenticated peer that sent the group.
         """
         finding = self._check_unread(sealed, via)
         if finding is not None:
@@ -111,18 +111,18 @@ class Admission:
         return arrival.scored
 
     def is_well_formed(self, scored: ScoredGroup) -> bool:
-        """A stored group still has the form that is admitted now.
+        """True if a stored group has a form that is admitted now; always true for a group made here.
 
         An earlier release, or other limits, may have admitted a group that stops the learner after every restart.
         """
         return scored.is_made_here or check_form(scored.group, self._tokenizer, self._limits) is None
 
     def as_learned(self, scored: ScoredGroup) -> RolloutGroup:
-        """A stored group cut as a batch cuts it: the answers that are remembered."""
+        """Returns a stored group with its texts cut as in a batch; a group made here is returned unchanged."""
         return scored.group if scored.is_made_here else cut_group(scored.group, self._tokenizer)
 
     def refuse_items(self, via: NodeId) -> Refused:
-        """Charges a neighbour whose stream exceeds its quota of items."""
+        """Charges a neighbour whose stream exceeds its quota of items, and returns the counted refusal."""
         detail = f"{short(via)} sent too many items in a minute"
         return self._count(Refused(reason=RefusalReason.TOO_MANY_ITEMS, detail=detail), via)
 
@@ -130,7 +130,7 @@ class Admission:
     # Cheap to expensive. Each check returns a finding, or None where nothing is wrong.
 
     def _check_unread(self, sealed: SealedGroup, via: NodeId) -> Finding:
-        """Sender and length."""
+        """Checks the sender's reputation and quota, and the length of the group, before anything is read."""
         if not self._reputation.is_allowed(via):
             return RefusalReason.LOW_REPUTATION, f"sender {short(via)} is below the floor"
         if not self._reputation.try_take(via):
@@ -140,7 +140,7 @@ class Admission:
         return None
 
     async def _check_sealed(self, arrival: Arrival) -> Finding:
-        """Bytes; afterwards the group is known to be its producer's."""
+        """Checks the sealed bytes; without a finding, `arrival.group` is set, and its producer signed it."""
         return (
             await self._digest(arrival)
             or await self._duplicate(arrival)
@@ -149,7 +149,7 @@ class Admission:
         )
 
     async def _check_opened(self, arrival: Arrival) -> Finding:
-        """Origin, content and answers; afterwards the group is stored."""
+        """Checks origin, content and answers of an opened group; without a finding, the group is stored."""
         group, digest = arrival.group, arrival.sealed.digest
         assert group is not None
         # Only a genuine group enters the set: a forged copy must not hold the place of the real one.
@@ -177,7 +177,7 @@ class Admission:
             self._in_flight.discard(digest)
 
     async def _compute(self, arrival: Arrival, function: Callable[..., Result], /, *arguments: object) -> Result:
-        """Runs a pure function: in place for a small group, where waking a thread would be most of the cost."""
+        """Runs a pure function in a thread; for a small group in place, as waking a thread would cost more."""
         if arrival.is_small:
             return function(*arguments)
         return await self._context.offload(function, *arguments)
@@ -196,10 +196,10 @@ class Admission:
         return None
 
     def _time_to_open(self, arrival: Arrival) -> Finding:
-        """Charges the sender, which is known before the group is opened.
+        """Charges the CPU time of opening a group to its sender, the only party known by then; small groups are free.
 
-        Its account is separate from that of its own groups: relays send other nodes' groups, and anybody can send a
-        producer's old groups again.
+        The sender's account is separate from that of its own groups: relays send other nodes' groups, and anybody can
+        send a producer's old groups again.
         """
         via, num_bytes = arrival.via, stated_bytes(arrival.sealed)
         if num_bytes <= _FREE_BYTES:
@@ -223,7 +223,7 @@ class Admission:
     # --- opened: content and answers -----------------------------------------------------------------
 
     async def _form(self, group: RolloutGroup, arrival: Arrival) -> Finding:
-        """Everything that group, vocabulary and limits decide; its party pays for the CPU time."""
+        """Checks the form of an opened group, for which the group's party pays the CPU time."""
         producer = arrival.producer = self._producer_of(group.producer, arrival.via)
         allowance = arrival.allowance = self._accounts.allowance(producer)
         num_chars = sum([sum(map(len, rollout.actions)) for rollout in group.rollouts])
@@ -248,7 +248,7 @@ class Admission:
         return None
 
     async def _task_prompt_and_rewards(self, group: RolloutGroup, arrival: Arrival) -> Finding:
-        """Task and rewards as the sandbox rebuilds them, against the producer's claims; a crash is the producer's."""
+        """Checks task, prompt and rewards against this node's sandbox; a crash there is charged to the producer."""
         producer, form = arrival.producer, arrival.form
         arrival.turn.end()
         try:
@@ -281,7 +281,7 @@ class Admission:
         return finding
 
     def _producer_of(self, node_id: NodeId, via: NodeId) -> Producer:
-        """The signer of a group as far as it is known here; the sender stands for a signer of unknown origin."""
+        """The producer that pays for a group's CPU time; the relaying neighbour stands in for an unknown origin."""
         origin = self._origin_of(node_id)
         is_relayed = not origin and via != node_id
         if is_relayed:  # keys are free: groups of such keys that one neighbour passes on count together

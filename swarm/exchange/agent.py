@@ -2,7 +2,8 @@
 
 Invariant: every group is stored before anything else sees it, every group of another node went through admission, and
 every draw is journalled before it is handed out. No background task lives here: the loops that drive an agent are in
-`swarm.loops`. Its worker sees it as `worker_exchange.py`; other nodes see it as `swarm.loops.own_advert`.
+`swarm.loops`. The worker calls the agent through `worker_exchange.py`; `swarm.loops.own_advert` shows it to other
+nodes.
 """
 
 import logging
@@ -50,26 +51,26 @@ ESTABLISHED = 2  # `Agent.standing` of an established node in a run where not ev
 
 
 class Agent:
-    """One node's state.
+    """The connected parts and the state of one node.
 
-    `local` serves its worker, `streams` answers its peers, `ingest` takes their groups, `own_groups` takes those of its
-    generator, `journal` hands out draws to the learner. With a weight store, a trainer that publishes serves its
-    versions (`version_publisher`) and gives credit to its followers; a generator without the trainer role follows a
-    trainer (`weight_follower`).
+    `local` serves the worker, `streams` answers peers, `ingest` takes groups of peers, `own_groups` takes groups of the
+    node's own generator, and `journal` hands out draws to the learner. A node that publishes serves its versions
+    (`version_publisher`) and gives credit to its followers; a generator without the trainer role follows a trainer
+    (`weight_follower`). Both need a weight store.
 
     Args:
-        context: of the node.
-        store: of groups.
-        tokenizer: of this node's model.
+        context: parts that all collaborators of the agent share.
+        store: groups and draw journal.
+        tokenizer: tokenizer of this node's model.
         verifier: scores answers in the sandbox.
-        weights: of a node that publishes or follows.
-        environments: names that this node can rebuild; those of the configuration when left out.
+        weights: weight store of a node that publishes or follows; None for any other node.
+        environments: names of the environments that this node can rebuild; None: those of the configuration.
         usable: corrections that this node's recipe may learn from.
-        entry: admits nodes to the run; None: as the configuration says.
-        replay_type: a test puts its own class here.
-        admission_type: a test puts its own class here.
-        accounts: of the CPU seconds that groups take before they are admitted; None: nobody's is bounded.
-        shapes: of the environments, as far as the verifier knows them.
+        entry: rule that admits nodes to the run; None: the rule of the configuration.
+        replay_type: class of the replay buffer; a test puts its own class here.
+        admission_type: class of the admission; a test puts its own class here.
+        accounts: CPU seconds that the groups of each party take before they are admitted; None: unbounded.
+        shapes: shapes of the environments that the verifier knows, by name; None: none is known.
     """
 
     def __init__(
@@ -176,14 +177,14 @@ class Agent:
         )
 
     def _is_listed(self, node_id: NodeId) -> bool:
-        """Established in a run where not everybody is."""
+        """True for an established node of a run in which not everybody is established."""
         return not self.parties.is_private and self.parties.is_established(node_id)
 
     def _counts_in_full(self, producer: NodeId) -> bool:
         return producer == self.node_id or self.parties.is_established(producer)
 
     def _make_follower(self, weights: WeightStore | None) -> WeightFollower | None:
-        """A node that publishes follows nobody; a generator without a trainer of its own follows one."""
+        """The follower of a generator with weights that neither trains nor publishes; None for any other node."""
         config = self.config
         if weights is None or config.weights.publish:
             return None
@@ -194,7 +195,7 @@ class Agent:
     # --- restart -------------------------------------------------------------------------------
 
     async def restore(self) -> None:
-        """Refills buffer, journal position and duplicate knowledge from the store after a restart."""
+        """Restores buffer, journal position, known versions and known answers from the store after a restart."""
         if self.version_publisher is not None:
             await self.version_publisher.restore()
         num_draws = await self.journal.restore()
@@ -225,11 +226,11 @@ class Agent:
             self.context.emit(NodeRestored(num_groups=len(groups), num_draws=num_draws, held=held))
 
     async def tidy(self, max_bytes: int) -> int:
-        """Deletes groups too old for anyone, then the oldest beyond a byte budget; returns how many.
+        """Tidies weights; deletes groups too old for anyone, then the oldest beyond a byte budget; returns how many.
 
         Groups that wait for a draw stay, or the draw could not be made again. Groups that the learner would draw again
-        from its last checkpoint, or from the one before it, stay unless they would fill the store: going on comes
-        before going back, and a resume then reports its loss (`DrawJournal.redraw`).
+        from its last checkpoint, or from the one before it, stay unless the store exceeds its budget by a twentieth:
+        going on comes before going back, and a resume then reports its loss (`DrawJournal.redraw`).
         """
         for weights in (self.version_publisher, self.weight_follower):
             if weights is not None:
@@ -243,16 +244,16 @@ class Agent:
 
     @property
     def is_paused(self) -> bool:
-        """The owner of the machine paused it."""
+        """True while the node is paused by the owner of the machine."""
         return self.context.pause.is_on
 
     def pause(self, since_s: float) -> None:
-        """Begins nothing more until `resume`; work under way ends. `since_s`: wall clock."""
+        """Pauses the node: no new work begins until `resume`. `since_s`: wall-clock time from which on it is paused."""
         self.context.pause.since_s = since_s
         self.context.changed.fire()
 
     def resume(self) -> None:
-        """Goes on after a pause, with the groups that waited."""
+        """Ends a pause, if there is one; the pause adds nothing to the age of waiting groups of the own lineage."""
         since_s = self.context.pause.since_s
         if since_s is not None:
             self.replay.outlast_pause(since_s)
@@ -273,35 +274,35 @@ class Agent:
 
     @property
     def last_step_at_s(self) -> float:
-        """Wall clock of the newest step, or of the newest group on a node that only generates."""
+        """Wall clock of the newest step (on a follower: own group), end of a pause, or start, whichever came last."""
         return self.local.last_step_at_s if self.weight_follower is None else self.own_groups.last_put_at_s
 
     @property
     def newest_version(self) -> PolicyVersion:
-        """The newest version here: of our own lineage, or what our engine took of the one that we follow."""
+        """The newest version here: of our own lineage, or on a follower the newest that its engine loaded."""
         return self.head if self.weight_follower is None else self.weight_follower.head
 
     def is_alive(self, node_id: NodeId) -> bool:
-        """The peer is certainly in the swarm: it proved its key to us, or its groups were admitted."""
+        """True if the peer is certainly in the swarm: it proved its key to us, or its groups were admitted."""
         peers = self.peers
         return node_id in self.address_book.known or node_id in peers.inbound or node_id in peers.delivered_steps
 
     def standing(self, node_id: NodeId) -> int:
-        """Rank of a peer: the streams of a lower one make room first.
+        """Rank of a peer; streams of peers of lower rank make room first.
 
-        ESTABLISHED for an established node where not everybody is, 1 for one that delivered groups or answered at its
-        address, 0 for all others.
+        ESTABLISHED for an established node of a run in which not everybody is established, 1 for another peer that
+        delivered groups or answered at its address, 0 for all others.
         """
         if self._is_listed(node_id):
             return ESTABLISHED
         return int(node_id in self.address_book.known or node_id in self.peers.delivered_steps)
 
     def is_giver(self, node_id: NodeId) -> bool:
-        """The peer is served first where upload is short: its groups were admitted lately, or we follow it."""
+        """True if the peer is served first while upload is short: its groups were admitted lately, or we follow it."""
         follower = self.weight_follower
         return self.streams.is_giver(node_id) or (follower is not None and node_id == follower.policy_id)
 
     def record_failure(self, loop: str, error: Exception) -> None:
-        """Counts and reports an unexpected exception that ended a loop."""
+        """Counts an unexpected exception that ended a loop or task, and emits LoopFailed."""
         self.num_failures += 1
         self.context.emit(LoopFailed(loop=loop, error=f"{type(error).__name__}: {error}"))

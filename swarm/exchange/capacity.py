@@ -1,10 +1,10 @@
-"""Admission capacity: how many groups of the own policy may be started here and by followers.
+"""Admission capacity: the number of groups of the own policy that this node and its followers may start.
 
 Invariant: running + granted + waiting <= (max_age_steps + 1) * local_groups, not counting expired credit and the
 one-group trials of new followers. Groups of a step under way still count: a group that begins now is a step older when
 that step ends. So no group is too old when a draw can take it, if all take equally long and begin with the newest
-version. If they do not, followers do not get `CreditLedger.num_taken_off` groups, unless this node generates too: it
-would begin those groups itself.
+version. For groups that take longer, the ledger withholds `CreditLedger.num_taken_off` groups from followers, unless
+this node generates too: its own generator would begin those groups instead.
 """
 
 from dataclasses import dataclass, field
@@ -32,25 +32,25 @@ class GenerationCapacity:
         self._config = self._context.config
 
     def for_own(self) -> int:
-        """Groups that the own generator may begin now."""
+        """Number of groups that the own generator may begin now; 0 while a deterministic learner has a step to make."""
         if self._config.learner.deterministic and self._journal.comes_first:
             return 0  # strictly in turn: the step comes first
         return self._capacity(running=self._credit_ledger.num_outstanding)
 
     def begin_own_batch(self, count: int) -> int:
-        """Notes that the own generator, which may begin `count` groups, starts a batch of them; returns `count`."""
+        """Records that the own generator, which may begin `count` groups, starts a batch of them; returns `count`."""
         self._num_running = min(count, self._config.generator.groups_per_batch)
         return count
 
     def end_own_group(self) -> None:
-        """Notes that a group of the own batch was made or failed."""
+        """Records that a group of the own batch was made or failed."""
         self._num_running = max(0, self._num_running - 1)
 
     def for_followers(self) -> int:
-        """Groups that all followers together may have outstanding now; none in a pause.
+        """Number of groups that all followers together may have outstanding now; 0 in a pause.
 
-        With `replay.barrier` the groups of one round, from a version's publication to its draw; otherwise as many as
-        will not be too old, less a share for the own generator.
+        With `replay.barrier` these are the groups of one round, from a version's publication to its draw; otherwise as
+        many as will not be too old, less a share for the own generator if this node has one.
         """
         if self._context.pause.is_on:
             return 0

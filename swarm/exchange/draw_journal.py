@@ -1,7 +1,7 @@
 """Draw journal: the groups of each optimizer step, drawn, journalled, and handed out until the step was reported.
 
-Invariant: a draw is in the journal before anyone sees it, and draws are numbered without gaps, also over restarts. A
-resume makes the same draws again; where their groups are gone it says so, and the new draws have other numbers.
+Invariant: a draw is in the journal before anyone sees it, and draws are numbered without gaps, unless the journal is
+lost. A resume makes the same draws again; where their groups are gone, it logs that, and new draws have new numbers.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _CHECKPOINTS = "checkpoints"  # key of the note with the first draw after each o
 
 @dataclass(eq=False, repr=False)
 class DrawJournal:
-    """The draws of one node, in order."""
+    """The draws of one node, made one at a time and journalled in order."""
 
     _context: NodeContext  # `changed` is fired here when a draw made room
     _store: GroupStore  # holds the journal
@@ -63,7 +63,7 @@ class DrawJournal:
         self.num_set_aside = 0  # drawn and not learned from
 
     async def restore(self) -> int:
-        """Goes on behind the journal; returns how many draws are in it."""
+        """Restores the state after a restart; returns the number of journalled draws, which new draws follow."""
         notes = await self._store.notes()
         self._saved = [int(draw) for draw in json.loads(notes.get(_CHECKPOINTS, "[]"))]
         self._attempts.restore(notes)
@@ -74,26 +74,26 @@ class DrawJournal:
 
     @property
     def is_under_way(self) -> bool:
-        """A draw was handed out and its step is not reported: the head will move on without using what waits."""
+        """True if a draw was made and its step is not reported: the head will move on without groups that wait."""
         return self._has_drawn
 
     @property
     def comes_first(self) -> bool:
-        """A step is under way, or a draw is possible: no time to generate where one follows the other."""
+        """True if a step is under way or enough groups wait for one; then a generator that takes turns has to wait."""
         return self._has_drawn or self._replay.num_for_draws >= self._config.replay.local_groups
 
     @property
     def needed_from(self) -> int | None:
-        """First draw that a resume from the learner's last checkpoint but one makes again.
+        """Number of the first draw that a resume from the older of the learner's newest two checkpoints makes again.
 
-        The whole journal until the learner has resumed somewhere; None where it makes no checkpoints.
+        0, for the whole journal, until the learner has resumed or saved; None if it makes no checkpoints.
         """
         if not self._config.learner.checkpoint_every:
             return None
         return self._checkpoints[0] if self._checkpoints else 0
 
     async def draw(self, head: PolicyVersion) -> Draw:
-        """The groups of the next step; the same draw again until it was reported."""
+        """Waits for the groups of the next step; returns the same draw again until its step was reported."""
         async with self._lock:
             if self._pending is None:
                 self._pending = await self._draw(head)
@@ -134,7 +134,7 @@ class DrawJournal:
             )
 
     async def _journal(self, draw: Draw) -> None:
-        """Records a draw. On a full disk the learner waits, with its groups in hand, until there is room."""
+        """Records a draw, and waits for room on a full disk; until it is recorded, its groups are `in_hand`."""
         self.in_hand = frozenset(drawn.scored.digest for drawn in draw.groups)
         try:
             await self._write_once_there_is_room(lambda: self._store.record_draw(draw))
@@ -154,10 +154,11 @@ class DrawJournal:
             await asyncio.sleep(STORAGE_RETRY_S)
 
     async def redraw(self, from_step: int) -> list[Draw]:
-        """The journalled draws from `from_step` on, where the learner's checkpoint is.
+        """Returns the journalled draws from `from_step` on, the first draw that is not in the learner's checkpoint.
 
-        Draws after the first one whose groups are gone cannot lead to the same weights. They are abandoned, for this
-        resume and every later one: their groups count as used up, and the learner goes on with new draws.
+        The first draw that lost a group, and all draws after it, cannot lead to the same weights. They are abandoned,
+        for this resume and every later one: their groups count as used up, and the learner goes on with new draws.
+        Draws without groups are left out. Raises ConfigError if the checkpoints that the learner reported are gone.
         """
         self._refuse_to_go_back(from_step)
         if from_step > self._next:
@@ -180,7 +181,7 @@ class DrawJournal:
         return [draw for draw in whole if draw.groups]
 
     def _refuse_to_go_back(self, from_step: int) -> None:
-        """Raises ConfigError where the checkpoints are gone: the learner would publish other versions of old steps."""
+        """Raises ConfigError if the checkpoints are gone: the learner would publish other versions of old steps."""
         if self._saved and from_step < self._saved[0]:
             raise ConfigError(
                 f"{self._config.dir / 'checkpoints'}: gone, the draws before {self._saved[-1]} were saved there; "
@@ -190,7 +191,7 @@ class DrawJournal:
             self._saved = [*(draw for draw in self._saved if draw < from_step), from_step][-2:]
 
     async def begin_again(self, step: int, passed: Digest | None) -> Attempt:
-        """See `LocalExchange.begin_again`."""
+        """Begins a journalled step again (`LocalExchange.begin_again`); a pending draw loses the groups left out."""
         attempt = await self._attempts.begin(step, passed, self._write_once_there_is_room)
         if attempt.left_out and self._pending is not None and self._pending.step == step:
             kept = tuple(drawn for drawn in self._pending.groups if drawn.scored.digest not in attempt.left_out)
@@ -200,7 +201,7 @@ class DrawJournal:
         return attempt
 
     async def record_checkpoint(self, next_draw: int, error: str) -> None:
-        """Notes a checkpoint that was written, or the error why it was not: then the earlier ones are kept."""
+        """Records a checkpoint of all draws before `next_draw`, or only reports the `error` that prevented it."""
         if error:
             self._context.emit(DiskFull(error=f"checkpoint: {error}"))
             return
@@ -213,11 +214,11 @@ class DrawJournal:
             logger.warning("the journal could not note a checkpoint", extra={"error": str(error_)})
 
     async def stop(self) -> None:
-        """The node ends in order: the step under way is not blamed for the end."""
+        """Records an orderly end of the node, for which no group of the step under way is blamed."""
         await self._attempts.stop(None if self._pending is None else self._pending.step)
 
     async def settle(self, report: StepReport) -> None:
-        """The step of a draw was made."""
+        """Records the report of a step, after which `draw` makes a new draw."""
         if self._pending is not None and report.draw_step in (0, self._pending.step):
             self._count(self._pending, report)
             self._pending, self._has_drawn = None, False
@@ -231,6 +232,6 @@ class DrawJournal:
         self.num_set_aside += max(0, len(draw.groups) - num_local - num_external)
 
     def _lag_bound(self) -> int | None:
-        """The least age bound of the coordinator's advice and the learner's guard; None: only the configured one."""
+        """The smaller age bound, in steps, of coordinator's advice and learner's guard; None without either."""
         known = (self._coordinator_view.advice.max_age_steps, self._guard_max_age_steps)
         return min((int(bound) for bound in known if bound is not None), default=None)

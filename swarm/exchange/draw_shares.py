@@ -36,7 +36,7 @@ _NEWCOMERS: Final = ""  # the party of all newcomers
 
 
 class DrawShares:
-    """The window of places, and the bounds of the next draw.
+    """The window of the newest places, and the bounds that follow from it for the next draw.
 
     Example:
         shares = DrawShares(parties)
@@ -47,7 +47,7 @@ class DrawShares:
     """
 
     def __init__(self, parties: Parties, max_reuse: int = 1) -> None:
-        """`max_reuse`: how many places one group may take."""
+        """Begins with an empty window. `max_reuse`: number of places that one group may take."""
         self.parties = parties
         self.tasks = TaskQuota(max_reuse)  # of the window, and of what waits
         self._window = deque[DrawPlace]()  # oldest first
@@ -58,11 +58,11 @@ class DrawShares:
 
     @property
     def are_bounded(self) -> bool:
-        """False in a private run."""
+        """True if parties and tasks have bounds; False in a private run."""
         return not self.parties.is_private
 
     def begin(self, waiting: Iterable[NodeId], num_places: int) -> "DrawPlaces":
-        """The places of one more draw.
+        """Returns the places of the next draw, of which none is taken yet.
 
         Args:
             waiting: producers of the groups that could be drawn.
@@ -73,13 +73,13 @@ class DrawShares:
     def num_left_of_task(
         self, producer: NodeId, task: TaskName, is_newcomer: bool, waiting: Callable[[], Iterable[NodeId]]
     ) -> int:
-        """Places of the next window that groups of one task by one producer may take; `waiting` as in `begin`."""
+        """Number of places that the next window has for one task by one producer; `waiting()` as in `begin`."""
         if self._next is None:
             self._next = self.begin(waiting(), 0)
         return self._next.num_left_of_task(producer, task, is_newcomer)
 
     def commit(self, places: "DrawPlaces") -> None:
-        """Adds drawn places to the window."""
+        """Adds the taken and empty places of a draw to the window."""
         self._extend(places.taken)
 
     def restore(self, places: Sequence[DrawPlace]) -> None:
@@ -102,7 +102,7 @@ class DrawShares:
         self.tasks.count(self._parties_of.popleft(), self._window.popleft().task, -1)
 
     def count_waiting(self, party: str, task: TaskName, by: int, *, is_newcomer: bool) -> None:
-        """Counts a group that waits for a draw (1), or no longer does (-1)."""
+        """Counts a group that begins to wait for a draw (`by` is 1) or no longer waits (`by` is -1)."""
         self.tasks.count(_NEWCOMERS if is_newcomer else party, task, by)
         if is_newcomer:
             return
@@ -114,7 +114,7 @@ class DrawShares:
 
 
 class DrawPlaces:
-    """The places of one draw in order, after the window before it. Nothing is drawn until `DrawShares.commit`."""
+    """The places of one draw in order, after those of the window; `DrawShares.commit` adds them to the window."""
 
     def __init__(
         self,
@@ -153,33 +153,33 @@ class DrawPlaces:
         return other
 
     def adopt(self, other: Self) -> None:
-        """Takes over the places tried on a fork."""
+        """Replaces the places of this draw by those of a fork."""
         self.__dict__.update(other.__dict__)
 
     @property
     def may_take_newcomer(self) -> bool:
-        """The next place may be a newcomer's."""
+        """True if the next place may be a newcomer's."""
         return self._parties.is_private or self._since_newcomer >= SHARE - 1
 
     def may_take(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> bool:
-        """The next place may be this group's."""
+        """True if a group of this producer and task may take the next place."""
         return self.has_room_for_task(producer, task, is_newcomer) and self.has_room_for(producer, is_newcomer)
 
     def has_room_for_task(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> bool:
-        """The bounds of the task allow a group of this producer at the next place."""
+        """True if the bounds of the task allow a group of this producer at the next place."""
         if self._parties.is_private:
             return True
         is_below_draws = self._tasks_now[task] < self._most_of_one_task
         return is_below_draws and self.num_left_of_task(producer, task, is_newcomer) > 0
 
     def has_room_for(self, producer: NodeId, is_newcomer: bool, *, of_places: int = 0) -> bool:
-        """The bounds of its party allow a group of this producer at the next place.
+        """True if the bounds of the group's party allow a group of this producer at the next place.
 
         Args:
-            producer: of the group.
-            is_newcomer: the group counts as a newcomer's.
-            of_places: if not 0, the party has at most its share of so many places of this draw, too: a party that comes
-                first does not fill a step.
+            producer: producer of the group.
+            is_newcomer: True if the group counts as a newcomer's.
+            of_places: if not 0, the party also has at most its share of so many places of this draw, so that a party
+                that comes first does not fill a step.
         """
         if self._parties.is_private:
             return True
@@ -192,13 +192,13 @@ class DrawPlaces:
         )
 
     def num_left_of_task(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> int:
-        """Places of the window left for groups of one task by one producer, >= 0."""
+        """Number of places of the window left for groups of one task by one producer, >= 0."""
         most = self._quota.most_of_party(LEAST_BOUND if is_newcomer else self.most_of_one)
         taken = [self._tasks[bound, task] for bound in self._bounds_of(producer, is_newcomer)]
         return max(0, most - max(taken, default=0))
 
     def take(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> None:
-        """Gives the next place to this group."""
+        """Gives the next place to a group of this producer and task; no effect in a private run."""
         if self._parties.is_private:
             return
         self._add(DrawPlace(producer, is_newcomer, task))
@@ -207,7 +207,7 @@ class DrawPlaces:
             self._counts_now.update(self._parties.bounds_of(producer))
 
     def leave_free(self, count: int) -> None:
-        """Leaves the next places empty."""
+        """Leaves the next `count` places empty; no effect in a private run."""
         for _ in range(0 if self._parties.is_private else count):
             self._add(DrawPlace())
 

@@ -2,8 +2,9 @@
 
 Invariant: a peer that reads slowly, sends nothing or lies costs a bounded number of bounded streams and chunks;
 back-pressure is gRPC's own flow control, so no queue of groups or manifests exists here. A stream ends when nothing is
-read for the stall timeout, a chunk when others wait for its slot, and if all streams are taken, the peer with the most
-of them makes room. Every message waits for the upload limit, and nothing leaves the node for peers elsewhere.
+read for the stall timeout, and a chunk when others wait for its slot. If all streams are taken, a peer of lower
+standing, or else the subnet or peer with the most streams, loses one, or the new stream is refused. Every message waits
+for the upload limit, and no other module sends groups, manifests or chunks to peers.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ Piece = TypeVar("Piece", pb.FetchResponse, pb.FetchChunkResponse)
 
 
 class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
-    """Answers peers from an ExchangeHandler."""
+    """Answers calls of peers from an ExchangeHandler."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None,
         upload: UploadLimit | None = None,
     ) -> None:
-        """`upload`: every message waits for it; None: no limit."""
+        """Creates the service. A stream ends after `stall_timeout_s` without a read; `upload` None: no upload limit."""
         self._standing, self._note_call, self._upload = standing, note_call, upload
         self._handler, self._sessions, self._stall_timeout_s = handler, sessions, stall_timeout_s
         self._streams: dict[NodeId, list[asyncio.Timeout]] = {}  # timeouts that end them, oldest first
@@ -54,7 +55,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
 
     @rpc
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
-        """Own groups after the cursor, then live ones, for as long as the peer reads."""
+        """Streams groups after the cursor, then new ones as they come, for as long as the peer reads."""
         peer = self._sessions.require(context)
         cursor = cursor_from_message(request.cursor)
         async with self._one_stream(peer, context):
@@ -71,7 +72,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
 
     @rpc
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
-        """One held group from an offset on."""
+        """Sends a held group from an offset on."""
         peer = self._sessions.require(context)
         async with self._one_stream(peer, context):
             data = sealed_to_bytes(await self._handler.fetch(peer, request.digest))
@@ -80,7 +81,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
 
     @rpc
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
-        """Held manifests of a lineage, then new ones, for as long as the peer reads."""
+        """Streams the held manifests of a lineage, then new ones and credit, for as long as the peer reads."""
         peer = self._sessions.require(context)
         policy_id, window = watch_from_message(request)
         async with self._one_stream(peer, context):
@@ -91,7 +92,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
 
     @rpc
     async def FetchChunk(self, request: pb.FetchChunkRequest, context: Context) -> None:
-        """One held chunk of weights from an offset on."""
+        """Sends a held chunk of weights from an offset on."""
         peer = self._sessions.require(context)
         digest = require_digest(request.digest)
         call = await self._chunks.acquire(peer, context)
@@ -135,10 +136,12 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
                     self._subnets.pop(peer, None)
 
     def _make_room(self, peer: NodeId, subnet: str, num_own: int) -> None:
-        """Ends a stream of a peer of lower standing, as long as such peers have more than their part.
+        """Ends a stream to make room for stream number `num_own` of `peer`. Raises Unavailable if none has to end.
 
-        Otherwise the subnet with the most streams loses one if another one would still have fewer; otherwise the peer
-        with the most. Keys are free: counted by key alone, 256 keys of one address would hold every stream.
+        Peers of lower standing lose a stream while they have more than STREAMS_OF_NEWCOMERS together. Otherwise the
+        subnet with the most streams loses one if it has at least two more than the caller's; otherwise the peer with
+        the most, if it has more than `num_own`. Keys are free: by key alone, 256 keys of one address would hold every
+        stream.
         """
         standing = self._standing(peer)
         lower = {other: own for other, own in self._streams.items() if own and self._standing(other) < standing}
@@ -155,7 +158,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         self._end_one_of(others, by_subnet=not is_shared)
 
     def _end_one_of(self, streams: Mapping[NodeId, list[asyncio.Timeout]], *, by_subnet: bool = True) -> None:
-        """Ends the newest stream of the peer with most of them, in the subnet with most of them."""
+        """Ends the newest stream of the peer with the most; `by_subnet`: of the subnet with the most streams."""
         num_of = self._num_of_subnets(streams)
         victim = max(streams, key=lambda peer: (by_subnet and num_of[self._subnets[peer]], len(streams[peer])))
         streams[victim].pop().reschedule(asyncio.get_running_loop().time())
@@ -169,7 +172,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
 
 @asynccontextmanager
 async def _ended_by_timeout() -> AsyncGenerator[asyncio.Timeout]:
-    """Ends its body with Unavailable when its timeout, none at first, is moved to now."""
+    """Yields a timeout without a deadline; the body ends with Unavailable once the timeout is rescheduled to now."""
     ending = asyncio.timeout(None)
     try:
         async with ending:
@@ -181,7 +184,7 @@ async def _ended_by_timeout() -> AsyncGenerator[asyncio.Timeout]:
 
 
 def _pieces(data: bytes, first: int, kind: Callable[..., Piece]) -> Iterator[Piece]:
-    """A body from an offset on, as messages."""
+    """The messages that carry a body from offset `first` on; none if the body ends there."""
     for offset in range(first, len(data), FETCH_BYTES):
         yield kind(total_bytes=len(data), offset=offset, data=data[offset : offset + FETCH_BYTES])
 

@@ -2,10 +2,10 @@
 
 Each place of a step goes to a party that has fewest in this step, in random order; within the party the sampler
 decides: any group, the youngest first, or weighted by how much each source helps. So more groups or more keys get no
-more draws. All newcomers count as one party, and then among themselves.
+more draws. All newcomers count as one party, and share its places in the same way.
 
-Invariant: the order depends only on the candidates, the places before it, the seed and the step, never on the order of
-arrival or on the number of attempts at a draw.
+Invariant: the order depends only on the candidates, the places before it, the source weights, the seed and the step,
+never on the order of arrival or on the number of attempts at a draw.
 """
 
 import hashlib
@@ -47,11 +47,11 @@ class _Line(Generic[Group]):
     num_taken: int = 0
 
     def place_in_turn(self, num_newcomers: int) -> tuple[int, int, float]:
-        """The lowest is next; newcomers, with `num_newcomers` places of this step so far, wait as one party."""
+        """Sort key of turns, the lowest first; newcomers, with `num_newcomers` places so far, wait as one party."""
         return num_newcomers if self.is_newcomer else self.num_taken, self.num_taken, self.turn
 
     def order(self, sampler: SamplerName, seed: int, step: int, source_weights: Mapping[NodeId, float]) -> None:
-        """Puts the groups in the order in which the sampler draws them."""
+        """Puts the groups in the order in which the sampler draws them; groups that it never draws are dropped."""
         count = len(self.groups)
         self.groups = sample(sampler, self.groups, count, seed=seed, step=step, source_weights=source_weights)
         self.is_ordered = True
@@ -67,13 +67,13 @@ def choose(
     step: int,
     source_weights: Mapping[NodeId, float],
 ) -> list[Group]:
-    """Up to `count` candidates for the next `count` places of one step, which are taken or left free.
+    """Chooses up to `count` candidates for the next `count` places of one step; places without one are left free.
 
     Args:
         sampler, seed, step, source_weights: see `sample`.
-        candidates: party, True for a newcomer's, and the group; any order.
-        count: places, >= 0.
-        places: bounds of each party.
+        candidates: (party, True for a newcomer's, group), in any order.
+        count: number of places, >= 0.
+        places: bounds of each party; the places are taken there.
     """
     if count <= 0:
         return []
@@ -104,7 +104,7 @@ def choose(
 
 
 def _next_of(line: _Line[Group], places: DrawPlaces) -> Group | None:
-    """The party's next group that may take the next place."""
+    """The party's next group that may take the next place; None if there is none."""
     may_take, is_newcomer = places.may_take, line.is_newcomer
     return next((group for group in line.groups if may_take(group.source, group.task, is_newcomer)), None)
 
@@ -116,7 +116,7 @@ def _set_turns(
     step: int,
     source_weights: Mapping[NodeId, float],
 ) -> None:
-    """Random order of the parties; `effective` weighs each by the best of its sources."""
+    """Sets a random order of the parties; `effective` weighs each party by the largest weight of its sources."""
     names = sorted(lines)
     for name, number in zip(names, _numbers(seed, step, len(names)), strict=True):
         line = lines[name]
@@ -137,15 +137,15 @@ def sample(
     step: int,
     source_weights: Mapping[NodeId, float],
 ) -> list[Group]:
-    """Up to `count` candidates without repetition.
+    """Up to `count` candidates without repetition, in the order of drawing.
 
     Args:
-        sampler: `uniform`: any; `fresh`: lowest age, then seen last; `effective`: with probability in
-            proportion to the source's weight, and never from a source of weight 0.
+        sampler: `uniform`: any order is equally likely; `fresh`: lowest age first, then seen last; `effective`: each
+            next with probability in proportion to its source's weight, and never from a source of weight 0.
         candidates: any order.
         count: most to take, >= 0.
-        seed: of the node.
-        step: of the draw.
+        seed: seed of the node.
+        step: step of the draw.
         source_weights: weight >= 0 per source; a source that is not in it weighs 1.
     """
     if count <= 0 or not candidates:
@@ -162,13 +162,13 @@ def sample(
 
 
 def _numbers(seed: int, step: int, count: int) -> list[float]:
-    """Uniform in (0, 1), as many as asked for; hashed, which for a draw's few costs less than seeding a generator."""
+    """`count` pseudo-random numbers, uniform in (0, 1]; for so few, a hash costs less than seeding a generator."""
     data = hashlib.shake_256(f"draw {seed} {step}".encode()).digest(8 * count)
     return [(number + 0.5) / 2**53 for number in (word >> 11 for word in struct.unpack(f"<{count}Q", data))]
 
 
 def _weighted_order(weights: Sequence[float], numbers: Sequence[float]) -> list[int]:
-    """Indices in the order of weighted sampling without replacement; weights of 0 or NaN are left out.
+    """Indices in the order of weighted sampling without replacement; only weights above 0 take part.
 
     Source: Efraimidis and Spirakis 2006, doi:10.1016/j.ipl.2005.11.003 (keys u ** (1 / w), in logs).
     """

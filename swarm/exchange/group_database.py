@@ -2,8 +2,8 @@
 
 Invariant: every record that decides about draws is on the disk when its function returns, and with it every group
 stored before; a power cut can lose only groups stored since. A digest stays known for longer than any group may be
-used, so a replay is never new. A row that the disk changed never becomes a group, and no peer gets it. Not safe in two
-threads: `SqliteGroupStore` calls it on one of its own.
+used, so a replay is never new. A row that the disk changed never becomes a group, and is sent to no peer. Not
+thread-safe: `SqliteGroupStore` makes all calls on one thread.
 """
 
 import errno
@@ -52,12 +52,12 @@ _FROM_GROUPS: Final = "FROM groups g JOIN bodies b USING (sequence)"
 
 
 class GroupDatabase(GroupFile):
-    """Groups, tombstones and the draw journal of one node, synchronously."""
+    """Groups, tombstones and the draw journal of one node. Methods block; every writing method raises StorageFull."""
 
     # --- groups ----------------------------------------------------------------------------------
 
     def put_all(self, batch: Sequence[tuple[ScoredGroup, SealedGroup]]) -> list[int | StorageFull]:
-        """Sequence of each group, or the reason why it found no room. Raises StorageFull for the whole batch."""
+        """Stores a batch; returns each group's sequence or its StorageFull. Raises StorageFull if the disk is full."""
         results: list[int | StorageFull] = []
         num_bytes = self._num_bytes
         with self._transaction(sum(sealed.size_bytes for _, sealed in batch), is_synced=False):
@@ -75,18 +75,18 @@ class GroupDatabase(GroupFile):
         return results
 
     def get(self, digest: Digest) -> SealedGroup | None:
-        """The sealed group, or None if it is not held or was damaged."""
+        """The sealed group, or None if it is not held or its body was damaged."""
         rows = self._rows(f"SELECT {SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?", (digest,))
         sealed = sealed_of(rows[0]) if rows else None
         return sealed if sealed is not None and is_whole(sealed) else None
 
     def contains(self, digest: Digest) -> bool:
-        """True for groups held and for those deleted within the tombstone horizon."""
+        """True for groups that are held, and for deleted groups whose tombstones are kept."""
         query = "SELECT 1 FROM groups WHERE digest = ? UNION ALL SELECT 1 FROM tombstones WHERE digest = ? LIMIT 1"
         return bool(self._rows(query, (digest, digest)))
 
     def since(self, after: int, limit: int, own_only: bool) -> list[tuple[int, SealedGroup]]:
-        """Up to `limit` groups after a sequence, oldest first; one that the disk changed is logged and left out."""
+        """Up to `limit` pairs of sequence and group after a sequence, oldest first, without damaged groups."""
         query = (
             f"SELECT {SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.is_made_here IN (1, ?) AND g.sequence > ? "
             "ORDER BY g.sequence LIMIT ?"
@@ -99,12 +99,12 @@ class GroupDatabase(GroupFile):
         return []
 
     def head(self) -> int:
-        """Sequence of the newest group; it never goes back when groups are deleted."""
+        """Sequence of the newest group, 0 before the first; it never goes back when groups are deleted."""
         rows = self._rows("SELECT seq FROM sqlite_sequence WHERE name = 'groups'")
         return rows[0][0] if rows else 0
 
     def load_scored(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
-        """The newest groups, oldest first; one that no longer opens is logged and left out."""
+        """The newest groups, at most `limit` and `max_bytes` of memory, oldest first; damaged ones are left out."""
         query = f"SELECT {SCORED_COLUMNS} {_FROM_GROUPS} ORDER BY g.sequence DESC LIMIT ?"
         found = map(scored_of, self._connection.execute(query, (limit,)))
         return newest_within(max_bytes, (scored for scored in found if scored is not None))
@@ -112,7 +112,7 @@ class GroupDatabase(GroupFile):
     # --- draw journal ----------------------------------------------------------------------------
 
     def record_draw(self, draw: Draw) -> None:
-        """Journals a draw; the same step again replaces it."""
+        """Journals a draw, in place of an earlier one of the same step."""
         rows = [
             (draw.step, position, drawn.scored.digest, drawn.age_steps, drawn.use, 0, drawn.is_established)
             for position, drawn in enumerate(draw.groups)
@@ -135,13 +135,13 @@ class GroupDatabase(GroupFile):
                 self._connection.executemany(f"INSERT INTO places ({columns}) VALUES (?, ?, ?, ?, ?, ?)", places)
 
     def places(self, limit: int) -> list[DrawPlace]:
-        """The newest places of the journalled draws, oldest first."""
+        """The newest places of the journalled draws, at most `limit`, oldest first."""
         query = "SELECT producer, is_newcomer, env, task_id FROM places ORDER BY step DESC, position DESC LIMIT ?"
         rows = self._rows(query, (limit,))[::-1]
         return [DrawPlace(producer, bool(is_newcomer), (env, task_id)) for producer, is_newcomer, env, task_id in rows]
 
     def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
-        """Draws from a step on, in order: the groups that were handed out."""
+        """Draws from a step on, in order, with the digests of groups handed out and not abandoned or given up since."""
         rows = self._rows(
             "SELECT d.step, w.digest FROM draws d LEFT JOIN drawn w ON w.step = d.step AND NOT w.is_used_up "
             "WHERE d.step >= ? ORDER BY d.step, w.position",
@@ -153,7 +153,7 @@ class GroupDatabase(GroupFile):
         return [(step, tuple(found)) for step, found in digests.items()]
 
     def draws(self, from_step: int) -> list[Draw]:
-        """Draws from a step on, with their groups; ends before the first that lost one."""
+        """Draws from a step on, with their groups; ends before the first draw that lost a group or is damaged."""
         draws: list[Draw] = []
         query = "SELECT step, num_zero_variance, source_weights FROM draws WHERE step >= ? ORDER BY step"
         for step, num_zero_variance, weights in self._connection.execute(query, (from_step,)).fetchall():
@@ -188,7 +188,7 @@ class GroupDatabase(GroupFile):
         return draws
 
     def abandon(self, first_step: int, last_step: int) -> None:
-        """Marks the groups of draws as used up, so that no draw is handed out; adds missing draws."""
+        """Marks the groups of draws as used up, so that none is handed out again; adds missing draws as empty ones."""
         steps = [(step,) for step in range(first_step, last_step + 1)]
         with self._transaction(64 * len(steps)):
             self._connection.execute(
@@ -198,17 +198,17 @@ class GroupDatabase(GroupFile):
             self._connection.executemany("INSERT OR IGNORE INTO draws VALUES (?, 0, '{}')", steps)
 
     def uses(self) -> dict[Digest, int]:
-        """Number of draws of each group; GIVEN_UP_USES and more where it was given up."""
+        """Number of draws of each group that was ever drawn; at least GIVEN_UP_USES for a group that was given up."""
         counts = f"SUM(CASE is_used_up WHEN 2 THEN {GIVEN_UP_USES} ELSE 1 END)"
         return dict(self._rows(f"SELECT digest, {counts} FROM drawn GROUP BY digest"))
 
     def give_up(self, step: int, digest: Digest) -> None:
-        """Takes a group out of a draw, and out of all draws to come."""
+        """Takes a group out of a journalled draw, and out of all draws to come."""
         with self._transaction(64):
             self._connection.execute("UPDATE drawn SET is_used_up = 2 WHERE step = ? AND digest = ?", (step, digest))
 
     def put_note(self, key: str, text: str) -> None:
-        """Stores a short text; an empty one deletes it."""
+        """Stores a short text under a key; an empty text deletes the note."""
         with self._transaction(len(key) + len(text)):
             if text:
                 self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_NOTE + key, text))
@@ -216,14 +216,17 @@ class GroupDatabase(GroupFile):
                 self._connection.execute("DELETE FROM meta WHERE key = ?", (_NOTE + key,))
 
     def notes(self) -> dict[str, str]:
-        """Every note by key."""
+        """All notes, by key."""
         rows = self._rows("SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?", (len(_NOTE), _NOTE))
         return {key.removeprefix(_NOTE): text for key, text in rows}
 
     # --- forgetting ------------------------------------------------------------------------------
 
     def forget(self, before_s: float, max_bytes: int, keep_from_step: int | None, keep: Collection[Digest] = ()) -> int:
-        """Deletes groups first seen before a time or beyond a byte budget, oldest first; returns how many."""
+        """Deletes groups first seen before `before_s`, and the oldest beyond `max_bytes`; returns how many.
+
+        Groups in `keep` stay, and so do groups of draws from `keep_from_step` on (None: of no draw).
+        """
         from_step, kept = 2**62 if keep_from_step is None else keep_from_step, frozenset(keep)
         victims: list[tuple[int, Digest]] = []
         num_bytes = self._num_bytes
@@ -301,7 +304,7 @@ def scored_columns(scored: ScoredGroup, sealed: SealedGroup) -> dict[str, Any]:
 
 
 def is_whole(sealed: SealedGroup) -> bool:
-    """A stored group is as it was written: peers would charge this node for a damaged one (3.3 us for 4 KiB)."""
+    """True if a stored group's body has its digest: peers would charge us for a damaged one. 3.3 us for 4 KiB."""
     if hashlib.sha256(sealed.body).digest() == sealed.digest:
         return True
     logger.warning("stored group is not as it was written, and is not sent", extra={"digest": short(sealed.digest)})
@@ -309,7 +312,7 @@ def is_whole(sealed: SealedGroup) -> bool:
 
 
 def sealed_of(row: tuple[Any, ...]) -> SealedGroup:
-    """The group of a row of SEALED_COLUMNS, or of SCORED_COLUMNS, which begin with them."""
+    """The sealed group in a row of SEALED_COLUMNS, or of SCORED_COLUMNS, which begin with the same columns."""
     _, _, producer, _, _, is_compressed, _ = row[:7]
     # Where a bit of a row's header flipped, a value has another type.
     digest, public_key, signature, body = (row[i] if isinstance(row[i], bytes) else b"" for i in (1, 3, 4, 6))
@@ -324,7 +327,7 @@ def sealed_of(row: tuple[Any, ...]) -> SealedGroup:
 
 
 def scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
-    """The group of a row of SCORED_COLUMNS with this node's rewards; None when the disk changed its bytes."""
+    """The group in a row of SCORED_COLUMNS, with this node's rewards; None if the disk changed the row."""
     sealed = sealed_of(row)
     group = open_group(sealed, _MAX_OPENED_BYTES)
     if isinstance(group, Refused):
@@ -357,17 +360,17 @@ def scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
 
 
 def _guarded(rewards: bytes, correction: Correction) -> bytes:
-    """Rewards with a checksum: no signature covers the rewards that this node computed."""
+    """Rewards with a checksum of rewards and correction: no signature covers what this node computed."""
     return rewards + zlib.crc32(rewards + str(correction).encode()).to_bytes(4, "little")
 
 
 def _packed(outcomes: tuple[EpisodeOutcome, ...]) -> bytes:
-    """Outcomes as compressed JSON, which has a checksum of its own."""
+    """Outcomes as compressed JSON, in which zlib includes a checksum."""
     return zlib.compress(outcomes_to_json(outcomes))
 
 
 def _unpacked(data: bytes, count: int) -> tuple[EpisodeOutcome, ...]:
-    """The inverse of `_packed`. Raises TypeError, ValueError and zlib.error where the disk changed it."""
+    """The outcomes in a result of `_packed`. Raises TypeError, ValueError or zlib.error if the disk changed it."""
     outcomes = outcomes_from_json(zlib.decompress(data))
     if len(outcomes) != count:
         raise ValueError(f"{len(outcomes)} outcomes of {count} rollouts")

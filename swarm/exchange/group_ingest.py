@@ -40,12 +40,11 @@ Fetch = dict[NodeId, Callable[[], None]]  # one fetch of a group: other announce
 class FetchQueue:
     """Announced groups that are being fetched, each with the other neighbours that announced it too.
 
-    Invariant: a group is fetched from one neighbour at a time, and another one tries where that one does not deliver,
-    or not soon.
+    Invariant: another neighbour fetches a group only if the first one does not deliver it, or not soon.
 
     Example:
         if not queue.announce(digest, neighbour, fetch_later):
-            fetch = queue.begin(digest)  # this neighbour fetches it, then calls `settle`, or `pass_on`, also ahead
+            fetch = queue.begin(digest)  # this neighbour fetches the group, and `settle` or `pass_on` follows
     """
 
     def __init__(self) -> None:
@@ -55,24 +54,24 @@ class FetchQueue:
         return len(self._fetches)
 
     def announce(self, digest: Digest, neighbour: NodeId, fetch_later: Callable[[], None]) -> bool:
-        """True if the group is being fetched already; then this neighbour is remembered as one more source of it."""
+        """True if the group is being fetched already; then `fetch_later` is called if the fetch is passed on."""
         fetch = self._fetches.get(digest)
         if fetch is not None:
             fetch.setdefault(neighbour, fetch_later)
         return fetch is not None
 
     def begin(self, digest: Digest) -> Fetch:
-        """Begins a fetch of the group."""
+        """Begins a fetch of the group, and returns it for `settle` and `pass_on`."""
         fetch = self._fetches[digest] = {}
         return fetch
 
     def settle(self, digest: Digest, fetch: Fetch) -> None:
-        """Ends a fetch whose group was judged."""
+        """Ends a fetch whose group was judged, and forgets its other announcers."""
         if self._fetches.get(digest) is fetch:
             del self._fetches[digest]
 
     def pass_on(self, digest: Digest, fetch: Fetch) -> None:
-        """Leaves the group to the others that announced it, or announce it from now on."""
+        """Ends a fetch that failed or takes long, and leaves the group to earlier and later announcers."""
         if self._fetches.get(digest) is fetch:
             del self._fetches[digest]
             for fetch_later in fetch.values():
@@ -105,16 +104,16 @@ class GroupIngest:
         self._stream_quota = stream_quota()
 
     def count_item(self, peer: NodeId) -> None:
-        """Counts one item of a neighbour's stream, useful or not. Raises Unavailable where it sends too many."""
+        """Counts one item of a neighbour's stream, useful or not. Raises Unavailable if there are too many."""
         if not self._stream_quota.try_take(peer, self._context.clock.monotonic_s()):
             refused = self._admission.refuse_items(peer)
             self._note_refused(refused, via=peer)
             raise Unavailable(refused.detail)
 
     def is_wanted_from(self, peer: NodeId) -> bool:
-        """Our draws still have use for a group that this neighbour offers; ask once for each group.
+        """True if this node takes one more group from a neighbour; ask once for each group, as it uses up quota.
 
-        Every group made with our credit is taken; a node that only generates takes no others.
+        Every group made with our credit is taken; a node that neither learns nor relays takes no others.
         """
         if self._may_bring_ours(peer):
             return True
@@ -128,7 +127,7 @@ class GroupIngest:
         return self._intake_quota.try_take(peer, max(1, num_alike), num_held, share)
 
     async def receive(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
-        """Admits a group of another node; an admitted one is stored and offered to the learner."""
+        """Admits a group of another node and hands it to learner and peers; returns the scored group or the refusal."""
         self.bytes_received += sealed.size_bytes
         with self._streams.admitting(sealed.digest):
             result = await self._admission.admit(sealed, via)
@@ -143,7 +142,7 @@ class GroupIngest:
     # --- inside --------------------------------------------------------------------------------------
 
     def _may_bring_ours(self, peer: NodeId) -> bool:
-        """A group of this peer is probably of our lineage and waited for; only admission can see its lineage."""
+        """True if a group of this peer probably uses credit of our lineage; only admission can see the lineage."""
         if peer not in self._credit_ledger.followers or not self._credit_ledger.is_expected(peer, 0):
             return False
         strayed_s = self._strayed_s.get(peer)
@@ -185,13 +184,13 @@ class GroupIngest:
             self._arrived(producer, is_admitted=False)
 
     def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
-        """A refused group used up credit: its producer sent it itself. Relays may send old groups again and again."""
+        """True if a refused group used up credit: its producer sent it, not late under an earlier stream."""
         if refused.producer is None or refused.producer != via or refused.reason in _NOT_COUNTED:
             return False
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
         return made_at_s is None or not self._credit_ledger.predates_stream(refused.producer, made_at_s)
 
     def _arrived(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = False) -> None:
-        """Notes a group that came with this follower's credit, admitted or refused."""
+        """Records that a group arrived under this follower's credit, admitted or refused."""
         self._credit_ledger.record_delivery(producer, is_admitted=is_admitted, is_useful=is_useful)
         self._context.changed.fire()

@@ -1,8 +1,8 @@
 """Durable, content-addressed groups of one node: an append-only log, bodies, tombstones, and the draw journal.
 
-Invariant: once `put` or `record_draw` returned, a kill -9 of the process loses nothing of it: a commit in WAL mode is
-in the operating system's cache, which outlives the process. A power cut loses no draw and no group of a draw: records
-of draws are synced (one fsync for each step), groups alone are not, or each would cost one.
+Invariant: a kill -9 of the process loses nothing that `put` or `record_draw` wrote before it returned: a commit in WAL
+mode is in the operating system's cache, which outlives the process. A power cut loses no draw and no group of a draw:
+records of draws are synced, with one fsync for each step; puts of groups are not, or each would cost an fsync.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ class _Pending:
 
 
 class SqliteGroupStore:
-    """`GroupStore`, whose docstrings hold, in one SQLite file.
+    """Implements `GroupStore`, whose docstrings hold, in one SQLite file.
 
-    One thread of its own touches the database. A transaction is a plain function on that thread, so cancelling a caller
-    can never leave half of it.
+    Only the store's own thread touches the database. A transaction is a plain function on that thread, so cancelling a
+    caller can never leave half of it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Use `open`."""
+        """Creates a store without a database; callers use `open`."""
         self._path = path
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="group-store")
         self._database: GroupDatabase
@@ -51,18 +51,18 @@ class SqliteGroupStore:
     async def open(
         cls, path: Path, clock: Clock, max_bytes: int, before_write: BeforeWrite | None = None
     ) -> "SqliteGroupStore":
-        """Opens or creates the store.
+        """Opens or creates the store. A damaged file is moved aside, and replaced by an empty store.
 
         Args:
             path: the database file; its folder is created.
             clock: wall clock of the tombstones.
             max_bytes: budget of the bodies; `put` raises StorageFull beyond it.
-            before_write: called with the bytes of each write before it is committed; the storage seam at
-                which a test raises OSError(ENOSPC).
+            before_write: called with the bytes of each write before it is committed; the storage seam at which a test
+                raises OSError(ENOSPC).
 
         Raises:
-            ConfigError: the file cannot be opened, or is of another schema version. A damaged one is moved aside.
-            StorageFull: no room to create it.
+            ConfigError: the file cannot be opened, or has another schema version.
+            StorageFull: the disk has no room for the file.
         """
         store = cls(path)
         try:
@@ -74,11 +74,11 @@ class SqliteGroupStore:
 
     @property
     def moved_aside(self) -> Path | None:
-        """New place of a damaged file, which this empty store replaces; None without one."""
+        """New place of a damaged file that `open` replaced by this store; None if the file was intact or new."""
         return self._database.moved_aside
 
     async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
-        """Stores one group; writers that wait together share one transaction. Raises StorageFull."""
+        """Stores one group, returns its cursor; puts that wait together share one transaction. Raises StorageFull."""
         entry = _Pending(scored, sealed, asyncio.get_running_loop().create_future())
         self._pending.append(entry)
         try:
@@ -140,7 +140,7 @@ class SqliteGroupStore:
         return await self._call(self._database.forget, before_s, max_bytes, keep_from_step, keep)
 
     async def close(self) -> None:
-        """Writes the log back into the file and closes it; further calls fail."""
+        """Closes the file, after which other calls fail; idempotent."""
         if not self._is_closed:
             self._is_closed = True
             await self._call(self._database.close)
@@ -169,7 +169,7 @@ class SqliteGroupStore:
         await asyncio.wait([write])
 
     def _settle(self, batch: Sequence[_Pending], done: "asyncio.Future[list[int | StorageFull]]") -> None:
-        """Gives every waiting writer its cursor or its error."""
+        """Gives every waiting writer its group's cursor, or the error."""
         failure = asyncio.CancelledError() if done.cancelled() else done.exception()
         results = [failure] * len(batch) if failure is not None else done.result()
         for entry, result in zip(batch, results, strict=True):

@@ -1,8 +1,8 @@
 """Streams of groups to peers, single groups by digest, and (through `WeightServer`) weights.
 
 Invariant: a group is sent only after it was stored and is known to be worth sending. A peer does not get groups that it
-made or sent us, nor groups older than anyone may use, nor zero-variance groups unless it asks for them. Peers that give
-groups come first (`send_order.py`).
+made or sent us, nor groups older than anyone may use, nor zero-variance groups unless it asks for them; but a trainer
+gets every group that we made with its policy. Peers that give groups come first (`send_order.py`).
 """
 
 import asyncio
@@ -86,18 +86,18 @@ class GroupStreams:
     # --- called by the agent ---------------------------------------------------------------------
 
     async def restore(self, groups: Sequence[ScoredGroup]) -> None:
-        """Makes the stored groups available again after a restart."""
+        """Makes the stored groups available again after a restart. `groups`: oldest first."""
         for scored in groups:
             self._remember(scored, via=self._node_id)
         await self.read_head()
 
     async def read_head(self) -> None:
-        """Reads how far the log of the store has grown."""
+        """Updates `log_head` from the store."""
         self.log_head = await self._store.head()
 
     @contextmanager
     def putting(self) -> Generator[None]:
-        """Marks that one of our groups is being stored: streams that see it wait for `offer`."""
+        """Marks while the block runs that one of our groups is being stored: streams that see it wait for `offer`."""
         self._num_putting += 1
         try:
             yield
@@ -106,7 +106,7 @@ class GroupStreams:
 
     @contextmanager
     def admitting(self, digest: Digest) -> Generator[None]:
-        """Marks that an external group is being admitted: streams that see it wait for `offer`."""
+        """Marks while the block runs that a peer's group is being admitted: streams that see it wait for `offer`."""
         self._admitting[digest] += 1
         try:
             yield
@@ -116,14 +116,14 @@ class GroupStreams:
                 del self._admitting[digest]
 
     def offer(self, scored: ScoredGroup, via: NodeId) -> None:
-        """Offers a stored group to all streams. `via`: the peer that sent it to us; ourselves for our own."""
+        """Offers a stored group to all streams. `via`: the peer that sent the group to us; ourselves for our own."""
         self._newest = self._remember(scored, via)
         self._grew.fire()
         if scored.is_made_here:
             self._own_grew.fire()
 
     def is_giver(self, peer: NodeId) -> bool:
-        """See `SendOrder.is_giver`."""
+        """True if groups that the peer made were admitted lately; see `SendOrder.is_giver`."""
         return self._order.is_giver(peer)
 
     def wake(self) -> None:
@@ -133,7 +133,7 @@ class GroupStreams:
         self._own_grew.fire()
 
     async def drain(self, limit_s: float) -> None:
-        """Waits until every peer has the groups meant for it, `limit_s` at most: for a node that leaves."""
+        """Waits until every open stream has sent its peer all groups, `limit_s` at most: for a node that leaves."""
         self._behind = set(self._open)
         self.wake()
         with suppress(TimeoutError):
@@ -142,13 +142,13 @@ class GroupStreams:
 
     @property
     def oldest_own_step(self) -> int:
-        """Oldest step of our own remembered groups; 0 without any."""
+        """Oldest policy step of our own remembered groups; 0 if there are none."""
         return min(self._own_steps.values(), default=0)
 
     # --- asked by peers: ExchangeHandler, whose docstrings hold ------------------------------------
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """Own groups after `cursor`, then live ones; notices of other nodes' groups where the filter asks for them.
+        """Yields own groups after `cursor`, then new ones as they come; on request, notices and commitments, too.
 
         Raises:
             Unavailable: the peer's reputation is below the floor; also in the middle of a stream.
@@ -202,7 +202,7 @@ class GroupStreams:
                         await grew.wait(lambda: self._is_news(peer, wanted))
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """A held group, ours or another node's. Raises NotHeld; Unavailable for a peer of low reputation."""
+        """Returns a held group that may leave this node. Raises NotHeld; Unavailable for a peer of low reputation."""
         self._reputation.require_allowed(peer)
         info = self._known.get(digest)  # a forgotten group may be one that has to stay
         sealed = None if info is None or info.stays else await self._store.get(digest)
@@ -265,17 +265,17 @@ class GroupStreams:
         return tuple(info.commitment for info in known if info and self._is_worth_sending(info, peer, wanted))
 
     def _is_settling(self, sealed: SealedGroup) -> bool:
-        """The group is in the store, but its put or admission has not returned yet."""
+        """True if the group is in the store, but its put or admission has not returned yet."""
         if sealed.digest in self._known:
             return False
         return self._num_putting > 0 if sealed.producer == self._node_id else sealed.digest in self._admitting
 
     def _is_news(self, peer: NodeId, wanted: StreamFilter) -> bool:
-        """A stream that sent all it could has to look again: the newest group may be for its peer."""
+        """True if a stream that sent everything has to look again: the newest group may be for its peer."""
         return self._newest is None or self._is_worth_sending(self._newest, peer, wanted)
 
     def _is_worth_sending(self, info: _SendInfo, peer: NodeId, wanted: StreamFilter) -> bool:
-        """See the module's invariant. A trainer gets every group of ours made with its policy: it waits for them."""
+        """True if the module's invariant lets a group go to a peer."""
         if info.stays or peer == info.producer or peer == info.via:
             return False
         if peer == info.policy_id and info.producer == self._node_id:

@@ -1,6 +1,6 @@
 """One connection to a peer, for our calls; `exchange_servicer.py` answers the peer's calls.
 
-Invariant: the data of a peer is bounded before it is read or kept, and nothing of it is opened here.
+Invariant: the data of a peer is bounded before it is read or kept, and no group is opened here.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ CloseWay = Callable[[], Awaitable[None]]  # ends the socket that a connection go
 
 
 class FalsePiece(Unavailable):
-    """A body does not continue as it must: its beginning is useless."""
+    """Error of a transfer in which a peer sent a false piece of a body, or none; the beginning kept is useless."""
 
 
 class BegunBodies:
     """Beginnings of bodies whose transfer broke off, for the next fetch from the same peer.
 
     They are kept by peer, so a false beginning spoils only transfers of its own sender. Beyond `max_bytes` the peer
-    with most loses its oldest; all expire after KEPT_S, or many keys with a little each would fill the room for ever.
+    with the most bytes loses its oldest. `keep` drops all older than KEPT_S: many keys would fill the room for ever.
     """
 
     def __init__(self, clock: Clock, max_bytes: int = MAX_BEGUN_BYTES) -> None:
@@ -50,11 +50,11 @@ class BegunBodies:
         self._bodies: dict[tuple[NodeId, Digest], tuple[bytearray, float]] = {}  # and since when; the oldest first
 
     def take(self, peer: NodeId, digest: Digest) -> bytearray:
-        """Takes the beginning out; empty if none is kept."""
+        """Removes and returns the beginning of a body; empty if none is kept."""
         return self._bodies.pop((peer, digest), (bytearray(), 0.0))[0]
 
     def keep(self, peer: NodeId, digest: Digest, data: bytearray) -> None:
-        """Keeps the beginning of a body."""
+        """Keeps the beginning of a body for the next `take`; an empty one is not kept."""
         now_s = self._clock.monotonic_s()
         self._bodies.pop((peer, digest), None)
         if data:
@@ -73,7 +73,7 @@ class BegunBodies:
 class GrpcPeer:
     """One authenticated connection to a peer; implements `swarm.interfaces.PeerClient`, whose docstrings hold.
 
-    Nothing that it returns was opened: admission checks signature and content.
+    Groups are returned unopened: admission checks their signature and content.
     """
 
     _channel: AuthenticatedChannel
@@ -147,7 +147,7 @@ class GrpcPeer:
     async def _fetch_body(
         self, digest: Digest, method: Any, request: Callable[..., Any], max_bytes: int, timeout_s: float, what: str
     ) -> bytes:
-        """A whole body, continued where the last transfer from this peer broke off; its content is not checked."""
+        """Returns a whole body, continued where the last transfer from this peer broke off, without a content check."""
         data = self._begun.take(self.node_id, digest)
         try:
             async with asyncio.timeout(timeout_s):
@@ -164,7 +164,7 @@ class GrpcPeer:
     async def _fetch_rest(
         self, data: bytearray, method: Any, request: Callable[..., Any], max_bytes: int, what: str
     ) -> bool:
-        """Appends the data of one stream; True when whole, False when broken off after some progress."""
+        """Appends the data of one stream. True if the body is whole; False if the stream broke off after progress."""
         before = len(data)
         total = None
         call = method(request(offset=before), metadata=await self._metadata())
@@ -222,7 +222,7 @@ def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
 
 
 def append_piece(data: bytearray, response: Any, total: int | None, max_bytes: int, what: str) -> int:
-    """Adds one piece to `data` after checking every length in it; returns the total it names."""
+    """Adds a piece to `data` after checking its lengths; returns the total it names. Raises TooLarge or FalsePiece."""
     size = response.total_bytes
     if size > max_bytes:
         raise TooLarge(f"{what}: {size} bytes exceed {max_bytes}")

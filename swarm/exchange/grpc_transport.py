@@ -35,7 +35,7 @@ WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerHooks:
-    """Callbacks by which a transport asks for a node's judgement of a peer, and reports what it saw."""
+    """Callbacks by which a transport asks its node about a peer, and reports observations of a peer."""
 
     require_allowed: Callable[[NodeId], None] = lambda node_id: None  # see `Sessions`
     require_entry: Callable[[NodeId, bytes], None] = lambda node_id, credential: None  # see `Sessions`
@@ -59,7 +59,7 @@ class GrpcTransport:
         hooks: PeerHooks = PeerHooks(),
         credential: Callable[[], bytes] = bytes,
     ) -> None:
-        """A transport that neither serves nor dials yet; `credential` is shown to peers."""
+        """Creates a transport that neither serves nor dials yet; `credential()` is shown to peers."""
         self._identity, self._run_id, self._config, self._clock = identity, run_id, config, clock
         self._credential, self._hooks = credential, hooks
         rate = config.most_own_bytes_per_s
@@ -97,18 +97,18 @@ class GrpcTransport:
         return (self.endpoint,)
 
     async def connect(self, address: PeerAddress, timeout_s: float) -> PeerClient:
-        """A mutually authenticated connection, which ends for good when it breaks.
+        """Opens a mutually authenticated connection, which ends for good when it breaks.
 
         Raises:
-            Unavailable: nobody answered in time, or the address leads through a relay.
-            Unauthenticated: another node answered, or refused our proof.
+            Unavailable: the peer did not answer in time, or this transport does not dial the address.
+            Unauthenticated: another node answered, or the peer refused our proof.
         """
         if address.relay is not None:
             raise Unavailable(f"{address.endpoint} leads through a relay, which this transport does not dial")
         return self._peer(await self._open(address, timeout_s))
 
     def _more_services(self) -> list[Callable[[grpc.aio.Server], None]]:
-        """Registrations of other services on the same server."""
+        """Functions that register other services on the same server."""
         return []
 
     def _require_here(self, address: PeerAddress) -> None:
@@ -141,16 +141,16 @@ class GrpcTransport:
         )
 
     async def renew_connections(self) -> None:
-        """Ends every connection that we opened: they broke with the old network."""
+        """Closes every connection that we opened, since they broke with the old network."""
         await asyncio.gather(*(client.close() for client in list(self._clients)))
 
     async def stop_serving(self) -> None:
-        """Ends the calls of peers, within DRAIN_S."""
+        """Stops answering peers; their calls end within DRAIN_S."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(DRAIN_S)
 
     async def stop(self) -> None:
-        """Ends every connection and stream, ours and theirs, within DRAIN_S."""
+        """Stops answering peers, whose calls end within DRAIN_S, and closes every connection that we opened."""
         await self.stop_serving()
         await self.renew_connections()

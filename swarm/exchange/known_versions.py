@@ -17,10 +17,10 @@ MAX_LINEAGES: Final = 64  # other than our own
 
 
 class KnownVersions:
-    """The versions of our own lineage, and of those whose manifests this node has checked.
+    """Versions of our own lineage, and of lineages whose manifests this node has checked.
 
-    After a start this node does not know which branches were abandoned before: versions that seem false may be of
-    such a branch, and nobody is blamed for them as long as such groups can be on their way.
+    For some time after a restore, a version that seems false may belong to a branch that was abandoned before the
+    restart. This node does not know those branches, so nobody is blamed.
     """
 
     def __init__(self, policy_id: NodeId, clock: Clock) -> None:
@@ -39,18 +39,18 @@ class KnownVersions:
         self._own.record(version)
 
     def record(self, version: PolicyVersion) -> None:
-        """Notes a version that certainly existed: its owner signed a manifest of it, or we published it."""
+        """Records a version that certainly existed: its owner signed a manifest of it, or we published it."""
         history = self._history(version.policy_id)
         if history is None:
             history = self._others[version.policy_id] = VersionHistory()
         history.record(version)
 
     def restore(self, groups: Sequence[RolloutGroup], doubtful_s: float) -> None:
-        """Learns our own versions after a restart from stored groups, which were checked when they came.
+        """Restores our own versions after a restart from stored groups, which were checked when they came.
 
         Args:
             groups: oldest first; of two versions of a step the newest is taken as current, unless a manifest names the
-                other one.
+                other.
             doubtful_s: seconds in which versions that seem false are refused without blame.
         """
         self._doubtful_until_s = self._clock.monotonic_s() + doubtful_s
@@ -61,10 +61,10 @@ class KnownVersions:
                         self._own.record_abandoned(version)
 
     def check(self, group: RolloutGroup) -> tuple[RefusalReason, str] | None:
-        """Returns what is wrong with the versions that a group of another node names; None if nothing is known.
+        """Returns the first fault in the versions that a group of another node names.
 
-        The reasons that an honest producer can run into (we restarted, rewound, or learned of a version later than it
-        did) are innocent ones.
+        None without a fault, or if nothing is known of the lineage. Reasons that an honest producer can run into (we
+        restarted, rewound, or learned of a version later than the producer) blame nobody.
         """
         history = self._history(group.policy_id)
         if history is None:

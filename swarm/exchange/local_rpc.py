@@ -77,9 +77,9 @@ def _address_of(socket_path: Path) -> str:
 
 
 def fresh_socket(directory: Path) -> Path:
-    """A socket path that no earlier start used: a worker that outlived its agent cannot meet the next one.
+    """Returns a socket path that no earlier start used: a worker that outlived its agent cannot meet the next one.
 
-    Only for the process that holds the directory; sockets of earlier starts are removed.
+    Removes the sockets of earlier starts; only for the process that holds the directory. Raises ConfigError.
     """
     for old in directory.glob("agent-*.sock"):
         _remove_socket(old)
@@ -95,7 +95,7 @@ class LocalServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Listens on the socket, which only this user can open. Raises ConfigError if it cannot be made."""
+        """Listens on the socket, which only this user can open. Raises ConfigError if the socket cannot be made."""
         assert self._server is None, "start() was called twice"
         self._server = grpc.aio.server(options=_OPTIONS)
         cast(Any, pb_grpc.add_LocalServiceServicer_to_server)(self._servicer, self._server)
@@ -152,13 +152,13 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def Capacity(self, request: pb.CapacityRequest, context: Context) -> pb.CapacityResponse:
-        """Admission capacity once it is positive (0 without `wait`), and how many questions were asked before."""
+        """Returns admission capacity once it is positive (0 without `wait`), and the number of questions asked."""
         count = await self._local.wait_capacity() if request.wait else 0
         return pb.CapacityResponse(num_groups=count, num_asked=await self._local.num_asked())
 
     @rpc
     async def Put(self, request: pb.PutRequest, context: Context) -> pb.PutResponse:
-        """Takes one group of ours; it is stored even if the worker dies during the call."""
+        """Stores one group of ours, also if the worker dies during the call, and returns its mean reward."""
         group = body_to_group(request.body, request.producer)
         return pb.PutResponse(reward_mean=await self._finish(self._local.put(group)))
 
@@ -174,58 +174,58 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def Redraw(self, request: pb.RedrawRequest, context: Context) -> None:
-        """The journalled draws from a step on."""
+        """Sends the journalled draws from a step on."""
         for draw in await self._local.redraw(request.from_step):
             for fields in draw_to_fields(draw):
                 await context.write(pb.RedrawResponse(**fields))
 
     @rpc
     async def BeginAgain(self, request: pb.BeginAgainRequest, context: Context) -> pb.BeginAgainResponse:
-        """The trial before a journalled step is made again."""
+        """Returns the group to try alone before a journalled step is made again, and the groups to leave out."""
         attempt = await self._finish(self._local.begin_again(request.step, request.passed or None))
         return pb.BeginAgainResponse(trial=attempt.trial or b"", left_out=sorted(attempt.left_out))
 
     @rpc
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
-        """A new version exists."""
+        """Publishes a new version of our own lineage."""
         version, bodies = version_from_message(request.version), bounded_bodies(request.manifests)
         await self._finish(self._local.publish(version, bodies))
         return pb.PublishResponse()
 
     @rpc
     async def NextUpdate(self, request: pb.NextUpdateRequest, context: Context) -> None:
-        """The patch chain to a newer version, now or once there is one; a worker that is gone no longer waits."""
+        """Sends the patch chain to a newer version; without `wait`, sends nothing if there is none."""
         held = version_from_message(request.held) if request.HasField("held") else None
         for sealed in await self._local.next_update(held, wait=request.wait) or ():
             await context.write(pb.NextUpdateResponse(manifest=manifest_to_message(sealed, MAX_LOCAL_MANIFEST_BYTES)))
 
     @rpc
     async def Applied(self, request: pb.AppliedRequest, context: Context) -> pb.AppliedResponse:
-        """An engine took a version, or refused it."""
+        """Records that an engine loaded a version, or refused it."""
         await self._finish(self._local.report_update(apply_report_from_json(request.report)))
         return pb.AppliedResponse()
 
     @rpc
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
-        """One step was made."""
+        """Records the report of one step."""
         await self._finish(self._local.report_step(step_report_from_json(request.report)))
         return pb.ReportResponse()
 
     @rpc
     async def Saved(self, request: pb.SavedRequest, context: Context) -> pb.SavedResponse:
-        """A checkpoint was written, or could not be."""
+        """Records a checkpoint that was written, or the error that prevented it."""
         await self._finish(self._local.report_checkpoint(request.next_draw, request.error))
         return pb.SavedResponse()
 
     @rpc
     async def Evaluated(self, request: pb.EvaluatedRequest, context: Context) -> pb.EvaluatedResponse:
-        """An evaluation was made."""
+        """Records evaluations of a version."""
         await self._finish(self._local.report_evaluations(evaluations_from_json(request.evaluations)))
         return pb.EvaluatedResponse()
 
     @rpc
     async def ReportActivity(self, request: pb.ReportActivityRequest, context: Context) -> pb.ReportActivityResponse:
-        """The newest advance of the worker."""
+        """Records the newest activity of the worker."""
         activity = Activity(
             what=request.what,
             done=request.done,
@@ -238,19 +238,19 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
-        """The sandboxed verifier."""
+        """Scores episodes with the sandboxed verifier."""
         episodes = [tuple(actions) for actions in json.loads(request.episodes)]
         verdict = await self._local.verify(request.env, request.task_id, episodes)
         return verdict_to_message(verdict)
 
     @rpc
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
-        """An environment after one more action."""
+        """Returns the outcome so far of an episode, given all its actions, the newest last."""
         outcome = await self._local.step(request.env, request.task_id, tuple(request.actions))
         return pb.StepResponse(outcome=json.dumps(outcome_to_json(outcome)).encode())
 
     async def stop(self) -> None:
-        """Ends running calls, including a waiting draw."""
+        """Cancels running calls, including a waiting draw."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -258,7 +258,7 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
 
 class LocalClient:
-    """The agent as its worker process sees it; implements `swarm.interfaces.LocalExchange`.
+    """Client of the agent in its worker process; implements `swarm.interfaces.LocalExchange`, whose docstrings hold.
 
     Every method raises the error of the agent's own method, or Unavailable when the agent is gone.
     """
@@ -289,12 +289,12 @@ class LocalClient:
         return [draw async for draw in self._draws("Redraw", pb.RedrawRequest(from_step=from_step))]
 
     async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
-        # Without a limit of time, as a draw: on a full disk the agent waits for room before it says go.
+        # Without a limit of time, as a draw: on a full disk the agent waits for room before it answers.
         response = await self._call("BeginAgain", pb.BeginAgainRequest(step=step, passed=passed or b""), timeout_s=None)
         return Attempt(trial=response.trial or None, left_out=frozenset(response.left_out))
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
-        """A new version exists, with unsigned manifests of the patches to it. Raises TooLarge."""
+        """Publishes a new version, with unsigned manifests of the patches to it. Raises TooLarge."""
         request = pb.PublishRequest(version=version_to_message(version), manifests=bounded_bodies(manifests))
         await self._call("Publish", request)
 
@@ -336,7 +336,7 @@ class LocalClient:
         return outcome_from_json(json.loads(response.outcome))
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         await self._channel.close(grace=None)
 
     async def _call(self, method: str, request: Any, timeout_s: float | None = CALL_HANG_S) -> Any:
@@ -346,7 +346,7 @@ class LocalClient:
             raise error_of(error, f"agent, {method}", is_made_here=True) from None
 
     async def _draws(self, method: str, request: Any) -> AsyncGenerator[Draw, None]:
-        """Whole draws of a stream of parts. Raises Unavailable when it ends within one."""
+        """Yields whole draws from a stream of parts. Raises Unavailable if the stream ends within a draw."""
         call = getattr(self._stub, method)(request)
         parts: list[Part] = []  # header and groups of the draw that is arriving
         try:

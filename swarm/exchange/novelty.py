@@ -68,7 +68,7 @@ def answer_keys(group: RolloutGroup) -> list[AnswerKey]:
 
 
 def keep_keys(group: RolloutGroup, keys: list[AnswerKey]) -> None:
-    """Notes the keys of a group that were hashed in a thread; the group itself is not kept."""
+    """Caches the keys of a group that were hashed in a thread; the group itself is not kept alive."""
     _keys_of[id(group)] = ref(group), keys
 
 
@@ -77,7 +77,7 @@ _keys_of: Final = BoundedTable[int, tuple[ref[RolloutGroup], list[AnswerKey]]](6
 
 
 def hash_answers(group: RolloutGroup) -> list[AnswerKey]:
-    """Computes `answer_keys`: reads every text, in a thread where there may be many letters."""
+    """Computes `answer_keys` by reading every text; to be called in a thread if the texts may be long."""
     task = hashlib.blake2b(struct.pack("<Q", group.task_id) + group.env.encode(), digest_size=_KEY_BYTES)
     keys: list[AnswerKey] = []
     for rollout in group.rollouts:
@@ -98,7 +98,7 @@ def commitment_of(group: RolloutGroup) -> Digest:
 
 
 def claimed_bits(group: RolloutGroup) -> list[float | None]:
-    """[G] bits of the answers by their log-probs; None if these are not of the sampled distribution."""
+    """[G] bits of the answers by their claimed log-probs; None for an answer without exact log-probs."""
     return [_bits(rollout) for rollout in group.rollouts]
 
 
@@ -111,12 +111,12 @@ def _bits(rollout: Rollout) -> float | None:
 
 
 def _num_chosen(rollout: Rollout) -> int:
-    """Tokens that a policy drew; observations follow from them and distinguish no episodes."""
+    """Number of tokens that a policy drew; observations follow from them and distinguish no episodes."""
     return 0 if rollout.trace is None else int(np.count_nonzero(rollout.trace.action_mask))
 
 
 def _bits_per_token(group: RolloutGroup) -> float | None:
-    """Mean of the tokens with log-probs; None where there are none."""
+    """Mean bits of a chosen token over the answers with log-probs; None if there are none."""
     known = [
         (bits, _num_chosen(rollout))
         for bits, rollout in zip(claimed_bits(group), group.rollouts, strict=True)
@@ -127,13 +127,13 @@ def _bits_per_token(group: RolloutGroup) -> float | None:
 
 
 def _excluded(bits: Sequence[float], num_candidates: int) -> float:
-    """Bits by which it is excluded that each answer equals one of `num_candidates` by chance."""
+    """Bits by which chance is excluded if each answer equals one of `num_candidates` known answers."""
     return sum(max(0.0, each - math.log2(max(1, num_candidates))) for each in bits)
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """An answer in a group that was admitted or made here."""
+    """One group's claim to an answer; the group was admitted or made here."""
 
     producer: NodeId
     group: Digest
@@ -144,7 +144,7 @@ class _Claim:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The groups that gave an answer."""
+    """The claims of the groups that gave an answer."""
 
     task: tuple[str, int]
     first: tuple[_Claim, ...]  # the first of all, and the first of an established node if it is another
@@ -182,7 +182,7 @@ class Novelty:
     # --- commitments ---------------------------------------------------------------------------
 
     def commit(self, commitments: Sequence[Digest], via: NodeId) -> None:
-        """Notes a neighbour's commitments; the first time counts, and none displaces another neighbour's."""
+        """Records a neighbour's commitments; the first time of each counts, and none displaces another neighbour's."""
         table = self._committed.get(via)
         if table is None:
             table = self._committed[via] = BoundedTable[Digest, int](MAX_COMMITMENTS)
@@ -191,9 +191,9 @@ class Novelty:
                 table[commitment] = self.take_number()
 
     def order(self, group: RolloutGroup, arrived: int | None = None) -> int:
-        """The place of a group among commitments and arrivals: that of its first commitment, or of its arrival.
+        """The place of a group among commitments and arrivals: the earlier of its first commitment and its arrival.
 
-        It reads every text, so texts that are too long have to be refused before. `arrived` None: it arrives now.
+        Reads every text, so too long texts have to be refused before. `arrived`: place of the arrival; None: now.
         """
         commitment = commitment_of(group)
         orders = [table[commitment] for table in self._committed.values() if commitment in table]
@@ -202,14 +202,14 @@ class Novelty:
         return min(orders) if orders else self.take_number()
 
     def take_number(self) -> int:
-        """The next place."""
+        """Takes the next place among commitments and arrivals."""
         self._next += 1
         return self._next
 
     # --- judging -------------------------------------------------------------------------------
 
     def copied_bits(self, group: RolloutGroup, digest: Digest, order: int) -> float:
-        """Bits of a group's distinct answers that were given before its place `order`; 0 if that may be chance."""
+        """Bits of a group's distinct answers that were given before its place `order`; 0 if chance may explain them."""
         task = group.env, group.task_id
         bits_of: dict[Digest, list[float]] = {}  # by the group that gave them first
         copied: list[float] = []
@@ -235,7 +235,7 @@ class Novelty:
         return sum(copied) if max(excluded) >= CHANCE_BITS else 0.0
 
     def _excluded_by(self, bits: Sequence[float], group: RolloutGroup) -> float:
-        """Bits by which chance is excluded if all answers are of one group."""
+        """Bits by which chance is excluded if all copied answers come from one group."""
         known = self._num_of_task[group.env, group.task_id]
         return _excluded(bits, len(group.rollouts)) - math.log2(max(1, known))
 
@@ -269,7 +269,7 @@ class Novelty:
                 self._drop_copy(copy)
 
     def _first_of(self, claims: Sequence[_Claim]) -> tuple[_Claim, ...]:
-        """The first claim, and the first of an established node if it is another; of equals the one known longer."""
+        """The first claim, and the first of an established node if that is another; of equal places, the older one."""
         ordered = sorted(claims, key=lambda claim: claim.order)
         established = next((claim for claim in ordered if self._is_established(claim.producer)), ordered[0])
         return (ordered[0],) if established is ordered[0] else (ordered[0], established)
@@ -287,20 +287,20 @@ class Novelty:
                 self._forget(key)
 
     def measure_own(self, group: RolloutGroup) -> None:
-        """Measures the bits of a token in a group of our own engine."""
+        """Adds a group of our own engine to the mean bits of a token in its environment."""
         bits = _bits_per_token(group)
         if bits is not None:
             self._bits_per_token.setdefault(group.env, RunningMean(memory=_MEMORY)).add(bits)
 
     def measure_follower(self, group: RolloutGroup, party: str) -> None:
-        """Measures the bits of a token in a group that an established party made with our weights."""
+        """Adds a group that an established party made with our weights to the party's mean bits of a token."""
         bits = _bits_per_token(group)
         if bits is not None:
             means = self._bits_of_followers.setdefault(group.env, BoundedTable(_MAX_NEIGHBOURS))
             means.setdefault(party, RunningMean(memory=_MEMORY)).add(bits)
 
     def _expected_bits(self, env: str) -> float | None:
-        """Mean bits of a token of our own policy; None if neither we nor established followers made any."""
+        """Mean bits of a token of our own policy, else the lower median of established followers' means, else None."""
         own = self._bits_per_token.get(env)
         if own is not None:
             return own.value
@@ -309,9 +309,9 @@ class Novelty:
         return median_low(values) if values else None
 
     def _evidence(self, claim: _Claim, env: str, copier: NodeId) -> float:
-        """Bits of an earlier `claim` of an answer against a later group of `copier` in environment `env`.
+        """Bits that an earlier `claim` to an answer counts against a later group of `copier` in environment `env`.
 
-        A producer's own earlier answers count by our mean, whatever it claimed.
+        A producer's own earlier answers count by a share of our mean, if there is one, whatever the producer claimed.
         """
         is_own_content = claim.producer == copier
         if not is_own_content and self._is_established(copier) and not self._is_established(claim.producer):

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True)
 class MadeSinceStep:
-    """Own groups since the newest optimizer step: why a learner waits."""
+    """Counts of own groups since the newest optimizer step, which show why a learner waits."""
 
     num_put: int = 0
     num_with_signal: int = 0
@@ -37,7 +37,7 @@ class MadeSinceStep:
 
 @dataclass(eq=False, repr=False)
 class OwnGroups:
-    """Makes a finished group of our generator a stored one for our learner and our peers."""
+    """Scores, seals and stores the groups of our generator, then hands them to our learner and our peers."""
 
     _context: NodeContext
     _store: GroupStore  # groups are in it before anybody sees them
@@ -61,7 +61,7 @@ class OwnGroups:
         self._warnings = TokenBucket(per_s=1 / 60, burst=3, at_s=self._context.clock.monotonic_s())
 
     async def put(self, group: RolloutGroup) -> float:
-        """Takes one finished group; returns its mean reward, NaN where it had to be dropped."""
+        """Stores a finished group; returns its mean reward, NaN if it was dropped. Raises LookupError: unknown task."""
         self.num_asked += 1  # also when it cannot be stored: the question is not asked again
         try:
             with self._streams.putting():
@@ -104,14 +104,13 @@ class OwnGroups:
         return mean
 
     async def seal_and_store(self, group: RolloutGroup) -> tuple[ScoredGroup, SealedGroup]:
-        """Claims the sandbox's rewards for a group, signs it and stores it.
+        """Claims the sandbox's rewards for a group, signs it and stores it; returns the group in both forms.
 
         Raises:
             LookupError: unknown environment or task.
-            RolloutFailed: the engine cut an answer off, or the verifier failed on these answers or in one of these
-                episodes.
+            RolloutFailed: the engine cut an answer off, the verifier failed, or `check_own` refused an episode.
             TooLarge: the group cannot be sealed.
-            StorageFull: no room.
+            StorageFull: the store has no room.
         """
         if any(rollout.finish is FinishReason.ABORTED for rollout in group.rollouts):
             raise RolloutFailed("its answers were cut off each time that they were asked for; see the engine's log")
@@ -139,12 +138,10 @@ class OwnGroups:
         return scored, sealed
 
     def check_own(self, group: RolloutGroup, verdict: Verdict) -> None:
-        """Refuses an episode that peers would charge us for: it broke off, or its replay here gives another episode.
+        """Refuses a group that peers would charge us for: an episode broke off, or its replay here gives another one.
 
-        A node alone is not checked: its environments may be such that no replay repeats them.
-
-        Raises:
-            RolloutFailed: the episode is dropped.
+        Checks episodes of several turns only, and none on a node alone, whose environments need not repeat episodes in
+        a replay. Raises RolloutFailed: the group has to be dropped.
         """
         limits = self._limits
         if self._context.config.is_alone or group.env not in limits.episode_environments:
@@ -160,7 +157,7 @@ class OwnGroups:
 
 
 def _claims(outcome: EpisodeOutcome) -> tuple[ClaimedTurn, ...]:
-    """Claims about each turn of an episode; none about a single answer."""
+    """Claims about each turn of an episode; none if it has fewer than two turns."""
     if len(outcome.transitions) < 2:
         return ()
     return tuple(ClaimedTurn(reward=each.reward, status=each.status) for each in outcome.transitions)

@@ -31,11 +31,11 @@ class ReplayBuffer:
     """Local and external groups waiting for a step.
 
     Args:
-        config: bounds.
-        policy_id: of the own lineage.
-        seed: of the sampler.
+        config: bounds of age, reuse, number and bytes.
+        policy_id: id of the own lineage.
+        seed: seed of the sampler.
         clock: wall clock of the ages.
-        shares: bounds each party's part of the draws; None: nobody is bounded, as in a private run.
+        shares: bounds of each party's part of the draws; None: nobody is bounded, as in a private run.
         max_stored_bytes: bound of the groups' bytes in the store, where they have to stay until they are drawn.
     """
 
@@ -63,11 +63,11 @@ class ReplayBuffer:
     # --- filling -------------------------------------------------------------------------------
 
     def add(self, scored: ScoredGroup) -> bool:
-        """Takes a group in; True when it is held afterwards. Zero-variance external groups are only counted."""
+        """Adds a group; True if it is held afterwards. External groups that no draw would hand out are only counted."""
         return self._insert(self._entry(scored))
 
     def restore(self, uses: Mapping[Digest, int], groups: Iterable[ScoredGroup]) -> None:
-        """Refills the buffer after a restart. `uses`: draws of each group so far; `groups`: oldest first."""
+        """Refills the buffer after a restart. `uses`: number of draws of each group so far; `groups`: oldest first."""
         for scored in groups:
             count = uses.get(scored.digest, 0)
             is_spent = count > 0 and not self.is_wanted(scored)
@@ -75,7 +75,7 @@ class ReplayBuffer:
                 self._insert(self._entry(scored, count))
 
     def limit_age(self, max_age_steps: int | None) -> None:
-        """Tightens the age bound (advice, adaptive guard); never above the configured one (None)."""
+        """Sets the age bound in steps; None, or a bound above the configured one, means the configured one."""
         configured = self._config.max_age_steps
         self._max_age_steps = configured if max_age_steps is None else max(0, min(configured, max_age_steps))
 
@@ -86,49 +86,49 @@ class ReplayBuffer:
 
     @property
     def num_local(self) -> int:
-        """Groups of the own lineage held, fresh or not."""
+        """Number of groups of the own lineage held, fresh or not."""
         return len(self._held.local)
 
     @property
     def num_for_draws(self) -> int:
-        """Local groups that make a draw possible: newcomers' groups only fill places beside others."""
+        """Number of local groups that make a draw possible: newcomers' groups only fill places beside others."""
         return len(self._held.local) - len(self._held.new_followers)
 
     @property
     def num_external_of_newcomers(self) -> int:
-        """External groups held that count as newcomers' groups."""
+        """Number of external groups held that count as newcomers' groups."""
         return len(self._held.new_external)
 
     def num_waiting(self, follower: NodeId) -> int:
-        """Groups of this follower that are held, plus those that found no place since the last draw."""
+        """Number of groups of this follower that are held, or that found no place since room was last freed."""
         return self._held.num_of_follower(follower) + self._turned_away[follower]
 
     @property
     def num_turned_away(self) -> int:
-        """Followers' groups that found no place since the last draw.
+        """Number of followers' groups that found no place since room was last freed by a draw or a dropped group.
 
-        They count against capacity until the next draw: otherwise a follower whose groups cannot be used would get
-        credit for ever, and no draw would be made.
+        They count against capacity until then: otherwise a follower whose groups cannot be used would get credit for
+        ever, and no draw would be made.
         """
         return self._turned_away.total()
 
     @property
     def num_groups(self) -> int:
-        """Local and external groups held."""
+        """Number of groups held, local and external."""
         return len(self._held.all)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the groups held take."""
+        """Estimated memory, in bytes, of the groups held."""
         return self._held.num_bytes
 
     @property
     def num_external(self) -> int:
-        """Groups of other lineages held."""
+        """Number of groups of other lineages held."""
         return len(self._held.all) - len(self._held.local)
 
     def discard(self, digest: Digest, reason: str) -> None:
-        """Drops a group, if it is held, that turned out to be a copy or to end the process; counts the reason."""
+        """Drops a group that is a copy or ends the process, and counts the reason; no effect if it is not held."""
         entry = self._held.all.get(digest)
         if entry is not None:
             self._drop(entry, reason)
@@ -143,18 +143,19 @@ class ReplayBuffer:
         source_weights: Mapping[NodeId, float],
         credit: CreditLedger | None = None,
     ) -> Draw | None:
-        """The groups of one step, counted as used; None while too few local ones are fresh.
+        """Draws the groups of one step and counts them as used; None while too few local ones may be drawn.
 
-        Takes I local groups, oldest first, and up to J external ones. Local groups without signal count
-        toward I and are used up without being handed out, unless the configuration keeps them. A draw in
-        which nothing has signal is used up and the next one tried.
+        Takes I local groups, oldest first (fewer at capacity, where shares leave others out), and up to J external
+        ones. Local groups without signal count toward I and are used up without being handed out, unless the
+        configuration keeps them. Local groups of a draw in which nothing has signal are used up, and the next draw is
+        tried.
 
         Args:
-            step: the step it is for; seeds the sampler.
+            step: number of the step; seeds the sampler.
             head: newest version of our own lineage.
-            head_of: newest signed head known of a lineage.
+            head_of: newest signed head known of a lineage, or None.
             source_weights: see `external_sampler.sample`.
-            credit: notes the followers whose groups are too old now; the draw waits for no group that it withholds.
+            credit: ledger that records followers' groups that are too old; no draw waits for groups that it withholds.
         """
         self._drop_old(head, head_of, credit)
         config = self._config
@@ -183,7 +184,7 @@ class ReplayBuffer:
         self._places += places.taken
 
     def is_wanted(self, scored: ScoredGroup) -> bool:
-        """A draw would hand it out."""
+        """True if a draw would hand the group out."""
         config = self._config
         has_signal = scored.has_signal or (config.keep_turn_signal and scored.has_turn_signal)
         return has_signal or config.keep_zero_variance
@@ -191,7 +192,7 @@ class ReplayBuffer:
     def _choose_local(self, places: DrawPlaces, num_withheld: int) -> list[ReplayEntry] | None:
         """The next I local groups, oldest first, with their places taken; None while too few may be drawn.
 
-        Fewer than I where no more can come because all that may wait here does, and the shares leave some out.
+        Fewer than I where no more can come because the buffer is at capacity, and the shares leave some groups out.
         """
         count = self._config.local_groups
         if not self._shares.are_bounded and len(self._held.local) < count:
@@ -222,9 +223,9 @@ class ReplayBuffer:
         return chosen
 
     def _oldest_for_place(self, local: list[ReplayEntry], places: DrawPlaces) -> ReplayEntry | None:
-        """The oldest group that may take the next place.
+        """The oldest group that may take the next place; None if there is none.
 
-        A group that may not is asked again at each later place, as older places leave the window: otherwise younger
+        A group without room is tried again at each later place, as older places leave the window: otherwise younger
         groups of its party would be drawn, and it would grow too old.
         """
         count, has_room = self._config.local_groups, dict[tuple[NodeId, bool], bool]()
@@ -239,7 +240,7 @@ class ReplayBuffer:
         return None
 
     def _is_at_capacity(self, num_withheld: int) -> bool:
-        """So many local groups came that nobody gets credit for more; see `GenerationCapacity`."""
+        """True if so many local groups came that nobody gets credit for more; see `GenerationCapacity`."""
         if self._share_of_bytes >= NEARLY_FULL:
             return True
         if self._config.barrier and self.num_for_draws + self.num_turned_away >= self._config.local_groups:
@@ -248,11 +249,11 @@ class ReplayBuffer:
 
     @property
     def _most_local(self) -> int:
-        """Local groups that may wait under the current age bound."""
+        """Most local groups that may wait under the current age bound."""
         return min(self._usable(self._max_age_steps), self._config.max_groups)
 
     def most_taken_off(self) -> int:
-        """Local groups that credit may withhold: the rest still makes a draw, and one group more."""
+        """Most local groups that credit may withhold: the rest still makes a draw, and one group more."""
         return max(0, self._most_local - self._config.local_groups - 1)
 
     def _choose_external(
@@ -304,14 +305,14 @@ class ReplayBuffer:
     # --- age and capacity ----------------------------------------------------------------------
 
     def capacity(self, head_step: int, running: int) -> int:
-        """Groups that may be started now so that none becomes too old to use, >= 0; 0 if this node draws none.
+        """Number of groups that may be started now so that none becomes too old to use, >= 0; 0 if none are drawn.
 
         (max_age_steps + 1) * I groups are used up before a group that starts now exceeds its age; groups that wait or
         are being generated, here or elsewhere, come first.
 
         Args:
             head_step: newest step of our own lineage.
-            running: groups that are being generated, here or with credit of this node.
+            running: number of groups that are being generated, here or with credit of this node.
         """
         oldest_s, oldest_step = self._clock.now_s() - self._config.max_age_s, head_step - self._max_age_steps
         waiting = sum(
@@ -320,11 +321,11 @@ class ReplayBuffer:
         return max(0, self._most_local - waiting - self.num_turned_away - running)
 
     def _usable(self, max_age_steps: int) -> int:
-        """Local groups that the draws within that age can use up."""
+        """Number of local groups that the draws within that age can use up."""
         return (max_age_steps + 1) * self._config.local_groups
 
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf, credit: CreditLedger | None) -> None:
-        """The guarantee on staleness: a group that is too old in steps or seconds at this moment is never drawn."""
+        """Drops every group that is too old now: the guarantee on staleness. Sets the age of the others."""
         oldest_s = self._clock.now_s() - self._config.max_age_s
         for entry in list(self._held.all.values()):
             lineage_head = head if entry.is_own_policy else head_of(entry.policy_id)
@@ -341,7 +342,7 @@ class ReplayBuffer:
                 entry.age_steps = age
 
     def outlast_pause(self, since_s: float) -> None:
-        """Takes a pause of this node, which began at `since_s` (wall clock), out of the age of its own lineage."""
+        """Subtracts a pause, from `since_s` (wall clock) until now, from the age of groups of the own lineage."""
         now_s = self._clock.now_s()
         for entry in self._held.local.values():
             entry.first_seen_s += max(0.0, now_s - max(since_s, entry.first_seen_s))
@@ -369,8 +370,10 @@ class ReplayBuffer:
         )
 
     def _is_newcomers(self, scored: ScoredGroup) -> bool:
-        """A group counts as a newcomer's if another node made it that is not established, or that left out the
-        log-probs, which no script can invent without the policy."""
+        """True if a group counts as a newcomer's: its maker, another node, is not established or left out log-probs.
+
+        No script can invent exact log-probs without the policy.
+        """
         parties = self._shares.parties
         if scored.is_made_here or parties.is_private:
             return False
@@ -412,7 +415,7 @@ class ReplayBuffer:
         return left <= uses_left
 
     def _is_main_source(self, entry: ReplayEntry) -> bool:
-        """One follower, beside others, holds more than half of the groups that can be used, and more than one draw."""
+        """True if one follower, beside others, holds more than half of the usable groups, and more than one draw."""
         num_held = len(self._held.followers.of(entry.source)) if entry.is_own_policy else 0
         most = max(self._config.local_groups, self._usable(self._config.max_age_steps) // 2)
         return most < num_held < len(self._held.local)

@@ -17,7 +17,7 @@ from swarm.fairness import FairTable
 from swarm.trust_policy import SHARE
 from swarm.types import Digest, NodeId, Rollout, ScoredGroup
 
-# Objects and references, fitted to what `tracemalloc` counts: `tests/unit/test_held_bytes.py` says how well.
+# Objects and references, fitted to what `tracemalloc` counts: `tests/unit/test_held_bytes.py` bounds the error.
 _OF_GROUP: Final = 2000  # its names and digests, too
 _OF_ROLLOUT: Final = 250
 _OF_CLAIM: Final = 90
@@ -47,7 +47,7 @@ BySource = FairTable[str, ReplayEntry]
 
 
 class ReplayTables:
-    """Every group held."""
+    """Tables of every group that a replay buffer holds."""
 
     def __init__(self) -> None:
         self.all: dict[Digest, ReplayEntry] = {}
@@ -90,25 +90,25 @@ class ReplayTables:
         return self.new_followers if entry.is_newcomer else self.followers
 
     def num_of_follower(self, node_id: NodeId) -> int:
-        """Groups of the own lineage that this node made elsewhere."""
+        """Number of held groups of the own lineage that another node, the follower `node_id`, made."""
         return len(self.followers.of(node_id)) + len(self.new_followers.of(node_id))
 
     @property
     def producers(self) -> set[str]:
-        """Established followers, and parties of other lineages, with a group here."""
+        """Followers, and parties of other lineages, with a group here; established ones only."""
         return set(self.followers.parties | self.external.parties)
 
     def of_same_task(self, entry: ReplayEntry) -> Iterable[ReplayEntry]:
-        """Held groups of the same source and task."""
+        """Held groups of the same source and task; none for a group of the own lineage that was made here."""
         table = self.by_source(entry)
         held = () if table is None else table.of(_source_of(entry))
         return (other for other in held if other.task == entry.task)
 
     def oldest_to_evict(self) -> ReplayEntry:
-        """The oldest group of the source that holds most.
+        """The oldest group of the source that holds most, in the first class that holds any.
 
-        External groups go first, then followers' groups, then groups made here, which no peer can displace. Newcomers'
-        groups go before all while they have more than their share of groups or bytes.
+        The classes in order: newcomers' groups while they have more than their share of groups or bytes, external
+        groups, followers' groups, other newcomers' groups, and last groups made here, which no peer can displace.
         """
         new = self.new_external or self.new_followers
         is_above_share = len(new) * SHARE > len(self.all) or self._num_bytes_of_newcomers * SHARE > self.num_bytes
@@ -123,7 +123,7 @@ class ReplayTables:
 
 
 def _source_of(entry: ReplayEntry) -> str:
-    """The party, or for the own lineage the follower, which had credit for the group."""
+    """The source that a group is counted for: its party, or for the own lineage the follower that had the credit."""
     return entry.source if entry.is_own_policy else entry.party
 
 

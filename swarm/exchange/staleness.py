@@ -1,6 +1,6 @@
-"""Staleness: age of a group's policy in optimizer steps, and the bounds on that age and on its age in seconds.
+"""Staleness: age of a group's policy in optimizer steps, and bounds on it and on the group's age in seconds.
 
-The guarantee is the one at the draw: `ReplayBuffer` drops every group older than the bounds at that moment, so no step
+The guarantee is given at the draw: `ReplayBuffer` drops every group older than the bounds at that moment, so no step
 ever learns from it. All other checks only save work: at admission, when a group is sent to a peer, and when a generator
 decides whether a batch is worth finishing.
 """
@@ -16,7 +16,7 @@ HEAD_SLACK_STEPS: Final = 1024  # a group may be so far ahead of the newest head
 
 
 class HasSteps(Protocol):
-    """A group, or a record of one: steps of the policies that made its oldest and its newest token."""
+    """Protocol of a group, or a record of one: steps of the policies that made its oldest and its newest token."""
 
     @property
     def oldest_step(self) -> int: ...
@@ -34,7 +34,7 @@ def age_steps(group: HasSteps, head: PolicyVersion | None) -> int:
 
 
 def is_hopeless(began: PolicyVersion, head: PolicyVersion, max_age_steps: int) -> bool:
-    """A batch begun with one version is of no use under another head.
+    """True if a batch begun with the version `began` is of no use under the version `head`.
 
     Its oldest tokens are too old, or the trainer went back to an earlier version and abandoned the branch of the batch.
     """
@@ -49,11 +49,11 @@ def check_freshness(
     *,
     is_own_policy: bool = False,
 ) -> Finding:
-    """Age in steps and seconds on arrival.
+    """Checks age in steps and seconds on arrival.
 
     Seconds count from the producer's `created_at_s`, so two clocks are compared and a skew is allowed; the buffer
-    counts them from `first_seen_s` on our own clock and allows none. Of our own lineage (`is_own_policy`) every version
-    is known; of another the newest signed `head`, if any.
+    counts them from `first_seen_s` on our own clock and allows none. `head` is the newest version of our own lineage
+    (`is_own_policy`), or the newest signed version known of another; None if none is known.
     """
     if head is None and group.policy_id != group.producer:
         return RefusalReason.UNKNOWN_HEAD, "a lineage that is neither the producer's own nor known here now"

@@ -1,8 +1,8 @@
 """Steps made again after their process ended in the middle: counted, and their groups tried alone after two deaths.
 
-Invariant: what is about to be tried is on the disk before it is tried, so that the end of the process names the group.
-A group is given up only where it ended a worker alone while the agent lived on, or ended the whole node alone twice;
-two deaths that no group caused lose none.
+Invariant: the group to be tried is on the disk before it is tried, so that the end of the process names the group. A
+group is given up only where it ended a worker alone while the agent lived on, or ended the whole node alone twice; two
+deaths that no group caused lose none.
 """
 
 import json
@@ -55,16 +55,16 @@ class StepAttempts:
         self._begun: int | None = None  # the step that this process began again and did not end
 
     def restore(self, notes: dict[str, str]) -> None:
-        """Takes over the counts of earlier processes."""
+        """Restores the counts of earlier processes from the notes of the store."""
         with suppress(ValueError, TypeError, AttributeError):  # of another release: counted anew
             self._steps = {int(step): _Step(**state) for step, state in json.loads(notes.get(_NOTE, "{}")).items()}
 
     def forget(self, before: int) -> None:
-        """Drops steps that no resume will make again."""
+        """Drops the counts of steps before `before`, which no resume will make again."""
         self._steps = {step: state for step, state in self._steps.items() if step >= before}
 
     async def begin(self, step: int, passed: Digest | None, write: Write) -> Attempt:
-        """See `LocalExchange.begin_again`; `write` waits where the disk is full."""
+        """Counts a beginning of a step, or a group that `passed`; returns the next trial. `write` waits for room."""
         state, is_worker_dead = self._steps.setdefault(step, _Step()), self._begun == step
         self._begun = step
         if passed is not None:
@@ -103,14 +103,14 @@ class StepAttempts:
         return Attempt(left_out=frozenset(given_up))
 
     async def settle(self, step: int) -> None:
-        """Forgets a step that was made. On a full disk it stays counted, which costs a trial at most."""
+        """Forgets a step that was made. On a full disk its count survives a restart, which costs a trial at most."""
         self._begun = None if self._begun == step else self._begun
         if self._steps.pop(step, None) is not None:
             with suppress(StorageFull):
                 await self._save()
 
     async def stop(self, pending: int | None) -> None:
-        """Blames nobody for an orderly end. `pending`: the draw whose step was not reported."""
+        """Takes back the newest beginning, so that nobody is blamed. `pending`: draw whose step was not reported."""
         step = self._begun if self._begun is not None else pending
         if step is None:
             return
@@ -124,7 +124,7 @@ class StepAttempts:
         await self._store.put_note(_NOTE, json.dumps(states) if states else "")
 
     async def _groups(self, step: int) -> Sequence[Digest]:
-        """Groups of a journalled draw that are still handed out."""
+        """Digests of the groups that a journalled draw still hands out."""
         return next((digests for number, digests in await self._store.journal(step) if number == step), ())
 
     async def _give_up(self, step: int, digest: Digest, write: Write) -> None:

@@ -57,13 +57,13 @@ class WorkerExchange:
         self._are_others_held = False  # the learner's guard set groups of other nodes aside
 
     def capacity(self) -> int:
-        """Groups that our generator may start now without any becoming too old to use."""
+        """Number of groups that our generator may start now without any becoming too old to use; 0 in a pause."""
         if self.context.pause.is_on:
             return 0
         return self.generation.for_own() if self.follower is None else self.follower.capacity()
 
     async def wait_capacity(self) -> int:
-        """Waits until `capacity()` is positive and returns it; the generator begins a batch of so many groups."""
+        """Waits until `capacity()` is positive and returns it; the caller then begins a batch of at most that many."""
         await self.context.changed.until(lambda: self.capacity() > 0)
         num_groups = self.capacity()
         return num_groups if self.follower is not None else self.generation.begin_own_batch(num_groups)
@@ -91,7 +91,7 @@ class WorkerExchange:
         return await self.journal.begin_again(step, passed)
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
-        """A new version of our own lineage exists; one of a lower step than the last begins a new branch."""
+        """Publishes a new version of our own lineage; a lower step than the last one's begins a new branch."""
         self.peers.own_head = version
         self.versions.publish(version)
         self.context.emit(VersionPublished.of(version))

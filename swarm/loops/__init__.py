@@ -5,8 +5,8 @@ holders, heartbeat, repair, tidy up.
 Worker side (`worker`, `generate_loop`, `learn_loop`): generate, learn, evaluate. The learner waits only for groups of
 its own policy; the generator waits only for admission capacity; neither waits for the network.
 
-Invariant: every task belongs to a TaskGroup, and `retry` holds the only broad `except`: at a task's boundary, where
-the failure is logged with its traceback, counted and reported as an event.
+Invariant: every task belongs to a TaskGroup, and `supervise` holds the only broad `except Exception`: at a task's
+boundary, where the failure is logged with its traceback, counted and reported as an event.
 """
 
 from swarm.loops.agent_loops import KEPT_SHARE, hand_in_versions, run_agent

@@ -1,6 +1,6 @@
 """The agent's own loops: announce, repair, heartbeat, tidy up, and the streams of groups and weights.
 
-Invariant: no loop holds up another, and each goes on after a failure.
+Invariant: no loop holds up another, and each goes on after a failure other than a ConfigError.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ async def run_agent(
     coordinator: CoordinatorClient | None,
     rng: random.Random,
 ) -> None:
-    """Runs every loop of the agent until cancelled."""
+    """Runs every loop of the agent until cancelled, or until one raises a ConfigError (in an ExceptionGroup)."""
     async with asyncio.TaskGroup() as tasks:
 
         def start(name: str, loop: Callable[[], Awaitable[None]]) -> None:
@@ -65,7 +65,7 @@ async def run_agent(
 
 
 async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
-    """Keeps our advert in the directory; announces changes at once, unless they go on and on."""
+    """Keeps our advert in the directory; announces changes at once, unless they come faster than CHANGES_PER_S."""
     changes = TokenBucket(CHANGES_PER_S, CHANGES_BURST, agent.clock.monotonic_s())
     while True:
         advert = own_advert(agent)
@@ -80,7 +80,7 @@ async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) 
 
 
 async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
-    """Keeps the directory connected: probe, rejoin, remember peers."""
+    """Keeps the directory connected by calls of `Discovery.maintain`."""
     while True:
         pause_s = min(REPAIR_EVERY_S, LOOKUPS_PER_REPAIR * agent.config.exchange.lookup_every_s)
         await asyncio.sleep(pause_s * rng.uniform(0.8, 1.2))
@@ -88,14 +88,14 @@ async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) ->
 
 
 async def tidy_loop(agent: Agent) -> None:
-    """Keeps the store within its budget."""
+    """Tidies the store every TIDY_EVERY_S, down to KEPT_SHARE of its budget."""
     while True:
         await asyncio.sleep(TIDY_EVERY_S)
         await agent.tidy(int(KEPT_SHARE * agent.config.exchange.store_bytes))
 
 
 async def credit_loop(agent: Agent) -> None:
-    """Writes off groups that followers did not deliver in time: no other event may come until then."""
+    """Expires credit for groups that followers did not deliver in time, for which no other event may come."""
     ledger = agent.credit_ledger
     while True:
         await asyncio.sleep(CREDIT_PAUSE_S)
@@ -106,7 +106,7 @@ async def credit_loop(agent: Agent) -> None:
 async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: random.Random) -> None:
     """Reports figures, takes advice, and hands in the versions that the ledger does not have yet.
 
-    A coordinator that is away is logged once, and once when it is back; a refusal is logged also after it was away.
+    A coordinator that is away is logged once, and again when it answers; a refusal is logged in both states.
     """
     tokens, at_s = agent.own_groups.tokens_generated, agent.clock.monotonic_s()
     backoff, is_away = Backoff(rng), False
@@ -137,7 +137,7 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: rand
 
 
 async def hand_in_versions(agent: Agent, coordinator: CoordinatorClient) -> None:
-    """Gives the ledger the versions it lacks, oldest first; after a failure the rest is handed in later."""
+    """Hands in the versions that the ledger lacks, oldest first. Raises Unavailable; the rest then stays pending."""
     pending = agent.coordinator_view.pending_versions
     while pending:
         oldest = pending[:MAX_RECORDED]

@@ -25,14 +25,14 @@ MAX_FOLLOWERS: Final = 256  # streamed from, for the groups they made with our c
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerChoice:
-    """Result of one look at the directory."""
+    """Peers to stream from and addresses to try, chosen after a look at the directory."""
 
     streams: set[tuple[PeerAddress, bool]]  # peers whose groups are taken; True with notices of others' groups
     trials: list[PeerAddress]  # addresses to be dialled, the most promising first
 
 
 def sample_adverts(agent: Agent, adverts: Sequence[Advert], rng: random.Random) -> list[Advert]:
-    """Adverts to consider: MAX_CONSIDERED each of lineages in use, of other live peers, and of strangers at random."""
+    """All adverts, or at random at most MAX_CONSIDERED each of lineages in use, other live peers, and strangers."""
     if len(adverts) <= MAX_CONSIDERED:
         return list(adverts)
     in_use: list[Advert] = []
@@ -46,13 +46,12 @@ def sample_adverts(agent: Agent, adverts: Sequence[Advert], rng: random.Random) 
 
 
 def choose_peers(agent: Agent, adverts: Sequence[Advert], with_notices: bool, rng: random.Random) -> PeerChoice:
-    """Generators working for us, plus the neighbours chosen by the topology among the peers that answered before.
+    """Chooses streams of followers and neighbours, and addresses to try; a mere follower of a trainer gets none.
 
     Args:
-        agent: of the node.
+        agent: agent of the node.
         adverts: see `sample_adverts`.
-        with_notices: neighbours have to announce the groups of others, as there are more nodes than neighbours; pure
-            generators do not, and are skipped.
+        with_notices: True if neighbours have to announce the groups of others; pure generators do not, and are skipped.
         rng: order in which strangers are tried; no other node may know it.
     """
     if agent.weight_follower is not None and Role.RELAY not in agent.config.roles:
@@ -114,7 +113,7 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], with_notices: bool, rn
 
 
 def _most_credible_first(agent: Agent, addresses: Sequence[PeerAddress]) -> list[PeerAddress]:
-    """Addresses that live keys claim, by standing: a call is free, an admitted group costs more, a voucher is scarce.
+    """Sorts addresses that live keys claim by standing: a call is free, a group costs more, a voucher is scarce.
 
     Within a standing the keys whose claims failed least come first, one of each subnet that they called from: many keys
     of one subnet that claim dead addresses everywhere are tried a few times only.
@@ -137,15 +136,15 @@ def one_of_each_first(
 
     Args:
         addresses: of equal rank, in any order.
-        units: party or subnet of each.
-        taken: units that had a turn already.
+        units: party or subnet of each address.
+        taken: units that had a turn already; repeated for each turn.
     """
     turns = _turns(units, taken)
     return [addresses[index] for index in sorted(range(len(addresses)), key=turns.__getitem__)]
 
 
 def _turns(units: Sequence[str], taken: Iterable[str] = ()) -> list[int]:
-    """Number of equal units before each."""
+    """Number of equal units before each unit, including those in `taken`."""
     num_before = Counter[str](taken)
     turns: list[int] = []
     for unit in units:
@@ -155,9 +154,9 @@ def _turns(units: Sequence[str], taken: Iterable[str] = ()) -> list[int]:
 
 
 def choose_followers(agent: Agent, allowed: Sequence[Advert]) -> list[Advert]:
-    """Followers that have delivered, plus as many others as could have credit; newcomers come last.
+    """Followers that have delivered, plus as many others as could have credit; newcomers come last in each part.
 
-    They are not asked for groups of other nodes: groups made with our credit are taken whatever our quota.
+    Their streams carry no notices of other nodes' groups: groups made with our credit are taken whatever our quota.
     """
     config, status, delivered = agent.config, agent.credit_ledger.status(), agent.peers.delivered_steps
     most = max(config.exchange.max_neighbours, (config.replay.max_age_steps + 1) * config.replay.local_groups)
@@ -176,7 +175,7 @@ def choose_followers(agent: Agent, allowed: Sequence[Advert]) -> list[Advert]:
 def unlisted_followers(
     agent: Agent, followed: Collection[tuple[PeerAddress, bool]], adverts: Sequence[Advert]
 ) -> set[tuple[PeerAddress, bool]]:
-    """Streams of followers with credit that the directory does not list now: we wait for their groups."""
+    """Streams in `followed` to followers that the directory does not list now: we wait for their groups."""
     found = {advert.node_id for advert in adverts if advert.endpoints}
     return {
         (address, with_notices)

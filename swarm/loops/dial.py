@@ -1,7 +1,7 @@
 """Dials of advertised addresses: one peer, or trials of several strangers at a time.
 
-Invariant: every dial of an address from an advert goes through `dial`, within the bounds of the address book, which
-remembers the result. At most MAX_TRIALS trials are under way, and nobody waits for the dead addresses among them.
+Invariant: groups, and weights from sources other than the trainer, come only over connections made by `dial`, which
+keeps to the bounds of the address book and records the result there. At most MAX_TRIALS trials are under way.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ TOGETHER_S: Final = 0.05  # answers this soon after the first lead to one choice
 
 
 async def dial(agent: Agent, transport: Transport, address: PeerAddress) -> PeerClient:
-    """A connection to the peer, which proved its key.
+    """Connects to a peer, which proved its key, and records the result in the address book.
 
     Raises:
-        Unavailable: it did not answer, or may not be dialled now.
-        Unauthenticated: another node answered.
+        Unavailable: the peer did not answer, or may not be dialled now.
+        Unauthenticated: another node answered, or the peer refused our proof.
     """
     book, is_alive = agent.address_book, agent.is_alive(address.node_id)
     caller = agent.peers.inbound.get(address.node_id, "")
@@ -53,7 +53,7 @@ class AddressTrials:
         self._under_way: dict[PeerAddress, asyncio.Task[bool]] = {}
 
     def begin(self, addresses: Sequence[PeerAddress]) -> None:
-        """Dials addresses in order as long as there is room, unless they are being dialled."""
+        """Starts to dial addresses, in order, while there is room; skips addresses that are being dialled."""
         self._under_way = {address: task for address, task in self._under_way.items() if not task.done()}
         for address in addresses:
             if address not in self._under_way and len(self._under_way) < MAX_TRIALS:
@@ -61,7 +61,7 @@ class AddressTrials:
                 self._under_way[address] = self._tasks.create_task(self._is_answered(address), name=name)
 
     async def answered(self, timeout_s: float) -> bool:
-        """Waits until an address answers; False once all have failed, or after `timeout_s`."""
+        """Waits until an address answers; False once all trials have failed, or after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._under_way:

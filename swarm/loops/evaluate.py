@@ -1,7 +1,7 @@
 """Evaluation of the newest version: success on each environment and split, and a few episodes for people to read.
 
 Invariant: the sandboxed verifier scores each try. A failure of the verifier says nothing about the policy: success is
-taken over scored tries, and the guard ignores an evaluation in which fewer than half of the problems were scored.
+taken over scored problems, and the guard ignores an evaluation in which fewer than half of the problems were scored.
 """
 
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 async def evaluate_version(worker: Worker, learner: Learner) -> None:
-    """Evaluates on every environment and split, and reports it."""
+    """Evaluates the newest version on every environment and split, and reports the results to learner and agent."""
     evaluations, telling, shown = list[Evaluation](), list[Evaluation](), list[ShownEpisode]()
     step = learner.version.step
     for (env, split), tasks in worker.evaluation_tasks.items():
@@ -59,7 +59,7 @@ async def evaluate_version(worker: Worker, learner: Learner) -> None:
 
 
 async def _keep_best(worker: Worker, learner: Learner, held_out: Sequence[float]) -> None:
-    """Offers the version if every environment was scored: means over other environments cannot be compared."""
+    """Offers the version if every held-out split was at least half scored: other means cannot be compared."""
     num_wanted = sum(split == "held_out" for _, split in worker.evaluation_tasks)
     if worker.keep_best is None or not held_out or len(held_out) < num_wanted:
         return
@@ -77,7 +77,7 @@ def _num_right(verdict: Verdict) -> int:
 def _to_show(
     step: int, tasks: Sequence[Task], tries: Sequence[Sequence[Actions]], verdicts: Sequence[Verdict | None]
 ) -> list[ShownEpisode]:
-    """The first try at each of the first problems."""
+    """Episodes to show: the first try at each of the first NUM_SHOWN problems, if it was scored."""
     return [
         ShownEpisode(
             step=step,

@@ -36,7 +36,7 @@ MAX_IDLE_ITEMS: Final = 4096  # items without news that a source may send on one
 async def follow_loop(
     agent: Agent, follower: WeightFollower, transport: Transport, directory: Discovery, rng: random.Random
 ) -> None:
-    """Finds the trainer and other sources, watches them, and fetches from them."""
+    """Finds the trainer and other sources, watches them, and fetches weights from them, until cancelled."""
     pause_s = agent.config.exchange.lookup_every_s
     adverts = await _look(directory)
     await follower.on_adverts(adverts)
@@ -56,7 +56,7 @@ async def follow_loop(
             wanted = choose_sources(agent, follower, adverts, watched)
             is_ended = follower.state is FollowerState.ENDED
             if not is_ended and not any(address.node_id == follower.policy_id for address in wanted):
-                wanted |= {a for a in watched if a.node_id == follower.policy_id}  # where it was, until it says more
+                wanted |= {a for a in watched if a.node_id == follower.policy_id}  # at its last address
             for gone in [address for address, task in watched.items() if address not in wanted or task.done()]:
                 watched.pop(gone).cancel()
             for address in sorted(wanted - watched.keys(), key=lambda address: address.node_id):
@@ -69,7 +69,7 @@ async def follow_loop(
 
 
 async def _look(directory: Discovery) -> list[Advert]:
-    """The directory's adverts; none while it cannot be asked."""
+    """Adverts of the directory; none if the look-up fails."""
     try:
         return await directory.lookup()
     except Unavailable as error:
@@ -80,10 +80,11 @@ async def _look(directory: Discovery) -> list[Advert]:
 def choose_sources(
     agent: Agent, follower: WeightFollower, adverts: Sequence[Advert], watched: Collection[PeerAddress] = ()
 ) -> set[PeerAddress]:
-    """The trainer, and up to NUM_OTHERS nodes that serve the lineage: for each follower another random choice.
+    """Addresses of the trainer, of up to NUM_OTHERS nodes that serve the lineage, and of witnesses against the trainer.
 
-    Nodes that served well come first, so that new identities do not take their places. A source that is `watched`
-    keeps its address as long as it is advertised and works: a connection that ends costs the credit on it.
+    The nodes are a random choice, another one for each follower. Nodes that served well come first, so that new
+    identities do not take their places. A source that is `watched` keeps its address as long as the address is
+    advertised and works: a connection that ends costs the credit on it. Empty once the lineage has ended.
     """
     policy_id = follower.policy_id
     if follower.state is FollowerState.ENDED:
@@ -111,7 +112,7 @@ def choose_sources(
 
 
 def choose_witnesses(agent: Agent, follower: WeightFollower, adverts: Sequence[Advert]) -> list[Advert]:
-    """Up to NUM_WITNESSES nodes that claim a proof against our trainer, or were shown other weights than we.
+    """Adverts of up to NUM_WITNESSES nodes that claim a proof against our trainer, or got other weights from it.
 
     The choice changes with each look-up: a claim without a proof holds up the others for one look-up at most.
     """
@@ -129,7 +130,7 @@ def choose_witnesses(agent: Agent, follower: WeightFollower, adverts: Sequence[A
 
 @dataclass(eq=False, repr=False)
 class SourceWatcher:
-    """One source of weights: connects, watches, and passes every item to the follower, again and again."""
+    """Watcher of one source of weights: connects, watches, and passes every item to the follower, again and again."""
 
     _agent: Agent
     _follower: WeightFollower
@@ -142,7 +143,7 @@ class SourceWatcher:
         self._has_sent = False  # an item came on the newest connection
 
     async def run(self) -> None:
-        """Watches until cancelled, or until the source is banned."""
+        """Watches until cancelled, or until the source is banned; the trainer is watched even then."""
         peer = self._address.node_id
         while peer == self._follower.policy_id or not self._follower.sources.is_banned(peer):
             try:
@@ -157,7 +158,7 @@ class SourceWatcher:
             await self._rest()
 
     async def _rest(self) -> None:
-        """Waits before the next attempt; less long once a newer version is known of."""
+        """Waits before the next attempt, but no longer than until a newer version becomes known."""
         known = self._follower.known_head_step
         resting = asyncio.ensure_future(self._backoff.wait())
         news = asyncio.ensure_future(self._follower.changed.until(lambda: self._follower.known_head_step > known))
@@ -201,20 +202,20 @@ class SourceWatcher:
             await client.close()
 
     async def _leave_where_no_chunk_comes(self, client: PeerClient) -> None:
-        """Ends a connection through a relay that passes on too little: another relay may lead there, too."""
+        """Closes a connection through a relay once requests on it keep failing: another relay may lead there, too."""
         if self._address.relay is not None:
             sources, peer = self._follower.sources, self._address.node_id
             await self._follower.changed.until(lambda: sources.keeps_failing(peer))
             await client.close()
 
     def _note_failure(self, *, was_connected: bool) -> None:
-        """Counts a failure where another path may work at once: past a relay, or past an address that is dead."""
+        """Records a failure of the address if a relay, another one than the failed, may lead to the source at once."""
         book = self._agent.address_book
         if self._address.relay is not None or (book.relays and not was_connected):
             book.record_failure(self._address)
 
     async def _take(self, item: SealedManifest | Credit) -> bool:
-        """Passes an item on; True if it was new."""
+        """Passes an item to the follower; True if it was new. Raises Unavailable if a manifest is unusable."""
         peer = self._address.node_id
         if isinstance(item, Credit):
             await self._follower.on_credit(peer, item)
@@ -227,13 +228,13 @@ class SourceWatcher:
 
     @property
     def _window(self) -> int:
-        """Groups that we want credit for at a time: one batch; credit for the next one is of more use to others."""
+        """Number of groups that we want credit for at a time: one batch from the trainer, 0 from others."""
         is_trainer = self._address.node_id == self._follower.policy_id
         return self._agent.config.generator.groups_per_batch if is_trainer else 0
 
 
 async def watch_ledger_loop(follower: WeightFollower, coordinator: CoordinatorClient) -> None:
-    """Learns from the coordinator's ledger how far the trainer has come. A run goes on without it."""
+    """Passes the trainer's versions in the coordinator's ledger to the follower. A run goes on without the ledger."""
     await follower.changed.until(lambda: bool(follower.policy_id))
     async for version in coordinator.watch_versions(follower.policy_id):
         follower.on_head(version)

@@ -1,7 +1,7 @@
-"""Generation loop: makes groups when there is capacity, with the newest weights, and hands over only whole ones.
+"""Generation loop: makes groups when there is capacity, with the newest weights, and hands them to the agent.
 
-Invariant: questions are handed over in order and once. A group with a cancelled rollout is handed over only if it was
-cut off MAX_ASKED times in a row: the agent drops it, and the next question is asked.
+Invariant: groups are handed over in the order of their questions, one for each question. A group with a cancelled
+rollout is handed over only if it was cut off MAX_ASKED times in a row: the agent drops it.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ MAX_ASKED: Final = 3  # attempts at a question whose answers are cut off: few ar
 
 
 async def generate_loop(worker: Worker) -> None:
-    """Generates whenever admission capacity allows, always with the newest weights."""
+    """Generates whenever admission capacity allows, always with the newest weights, until cancelled."""
     backoff = Backoff(random.Random(worker.config.seed))
     while True:
         await generate(worker, await worker.exchange.wait_capacity(), backoff)
 
 
 async def generate(worker: Worker, capacity: int, backoff: Backoff) -> None:
-    """Makes the next batch, at most `capacity` groups; waits a while after a failure of the engine."""
+    """Makes the next batch, at most `capacity` groups; logs a failure of engine or agent, and waits a while."""
     count = min(capacity, worker.config.generator.groups_per_batch)
     try:
         await make_groups(worker, await worker.exchange.num_asked(), count)
@@ -41,7 +41,10 @@ async def generate(worker: Worker, capacity: int, backoff: Backoff) -> None:
 
 
 async def make_groups(worker: Worker, first: int, count: int, num_stored: int = 0) -> None:
-    """Asks `count` questions from number `first` on and hands over all but the first `num_stored` groups."""
+    """Asks `count` questions from number `first` on and hands over all but the first `num_stored` groups.
+
+    Ends at the first group that was cut off and is asked again. Raises RolloutFailed, Unavailable or WeightsRefused.
+    """
     learner, began_s = worker.learner, worker.clock.monotonic_s()
     with worker.overlap.doing("generate"):
         if learner is not None and learner.version != worker.generator.version:
@@ -61,7 +64,7 @@ async def make_groups(worker: Worker, first: int, count: int, num_stored: int = 
 
 
 def _is_asked_again(worker: Worker, number: int) -> bool:
-    """A question whose answers were cut off is asked once more, unless that happened MAX_ASKED times.
+    """Counts a question whose answers were cut off; True if it is to be asked again, MAX_ASKED times in all.
 
     Questions are numbered by the groups handed over, so this one and the later ones are asked again, with newer
     weights. Whole groups among them are no loss: a batch is cancelled where all of it would arrive too old. A server
@@ -73,7 +76,7 @@ def _is_asked_again(worker: Worker, number: int) -> bool:
 
 
 async def slow_down(worker: Worker, began_s: float) -> None:
-    """Waits until work that began at `began_s` has taken `faults.slow_factor` times as long."""
+    """Waits until work that began at `began_s` (monotonic) has taken `faults.slow_factor` times as long."""
     extra = worker.config.faults.slow_factor - 1.0
     if extra > 0:
         await asyncio.sleep(extra * (worker.clock.monotonic_s() - began_s))

@@ -24,7 +24,7 @@ SAVE_RETRY_S = 30.0  # after a checkpoint that the disk did not take
 
 
 async def run_worker(worker: Worker) -> None:
-    """Runs generation and learning until `learner.num_steps` are made, or until cancelled."""
+    """Runs generation and learning until `learner.num_steps` are made (0: without end), or until cancelled."""
     if worker.learner is not None and worker.config.learner.deterministic:
         await learn_loop(worker, worker.learner)
         return
@@ -42,10 +42,10 @@ async def run_worker(worker: Worker) -> None:
 
 
 async def learn_loop(worker: Worker, learner: Learner) -> None:
-    """Draw, step, publish, evaluate; resumes after the last checkpoint by replaying the journal.
+    """Draws, steps, publishes and evaluates in turn; resumes after the last checkpoint by replaying the journal.
 
-    With `learner.deterministic` it also generates, strictly in turn, and no other loop does. Cancelled in order
-    (`worker.saves_when_stopped`), it ends the step that it is in, and saves steps that no checkpoint holds yet.
+    With `learner.deterministic` the loop also generates, strictly in turn, and no other loop does. A cancellation while
+    `worker.saves_when_stopped` waits for the step under way, and saves unsaved steps if `disk.checkpoint_at_end`.
     """
     worker.saved_step = learner.version.step
     try:
@@ -96,7 +96,7 @@ async def _without_fatal_groups(worker: Worker, learner: Learner, draw: Draw) ->
 
 
 async def _generate_until_drawn(worker: Worker, learner: Learner) -> None:
-    """Generates the missing groups; again when a draw used up groups without signal and waits for more."""
+    """Generates groups until the draw is made, which may use up groups without signal and wait for more."""
     drawing = asyncio.ensure_future(worker.exchange.draw(learner.version))
     try:
         while True:
@@ -121,15 +121,15 @@ def _is_done(worker: Worker, learner: Learner) -> bool:
 async def _generate_round(worker: Worker) -> None:
     """Generates the groups of one draw.
 
-    After a kill in the middle all are made again, so that each has the same batch (another batch means other low bits),
-    and stored ones are left out.
+    After a kill in the middle all groups are made again, so that each has the same batch (another batch means other low
+    bits), and groups that were stored before are not handed over again.
     """
     count, number = worker.config.replay.local_groups, await worker.exchange.num_asked()
     await make_groups(worker, number - number % count, count, num_stored=number % count)
 
 
 async def _publish(worker: Worker, learner: Learner) -> None:
-    """Publishes the newest version, with patches to it for followers. On a full disk they keep the last one."""
+    """Publishes the newest version, with patches for followers; without patches if the disk has no room for them."""
     version, weights = learner.snapshot()
     manifests: list[bytes] = []
     if worker.encode is not None:
@@ -142,7 +142,7 @@ async def _publish(worker: Worker, learner: Learner) -> None:
 
 
 async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds: float) -> None:
-    """One step, then the evaluation and the checkpoint that are due.
+    """Makes one step, then the evaluation and the checkpoint that are due.
 
     The evaluation comes before the checkpoint: a step that a restart does not make again has been evaluated.
     """
@@ -167,7 +167,7 @@ def _is_save_due(worker: Worker, learner: Learner) -> bool:
 
 
 async def _to_its_end(worker: Worker, work: Coroutine[object, object, None]) -> None:
-    """Awaits work; a cancellation waits for its end where `worker.saves_when_stopped`."""
+    """Awaits work; where `worker.saves_when_stopped`, a cancellation is raised only after the work has ended."""
     if not worker.saves_when_stopped:
         return await work
     task = asyncio.ensure_future(work)
@@ -181,14 +181,14 @@ async def _to_its_end(worker: Worker, work: Coroutine[object, object, None]) -> 
 
 
 async def _save(worker: Worker, learner: Learner) -> None:
-    """Writes a checkpoint. A stop waits for it: a second save of the same step, by another thread, would remove the
-    draft of its folder."""
+    """Writes a checkpoint. A stop waits for it: a second save of the same step would remove the draft of its folder."""
     await _to_its_end(worker, _write_checkpoint(worker, learner))
 
 
 async def _write_checkpoint(worker: Worker, learner: Learner) -> None:
-    """A checkpoint that the disk refuses is written later: until then a restart begins at the one before, whose draws
-    the agent keeps."""
+    """Writes and reports a checkpoint. One that the disk refuses is written later: until then a restart begins at the
+    checkpoint before, whose draws the agent keeps.
+    """
     error = ""
     worker.on_progress("saving")
     try:
@@ -218,7 +218,7 @@ async def _step(worker: Worker, learner: Learner, draw: Draw, draw_seconds: floa
 
 
 async def _with_baselines(worker: Worker, draw: Draw) -> Draw:
-    """The draw with the reward of a greedy answer to each prompt, or the group's mean where it cannot be scored."""
+    """The draw with the reward of a greedy answer to each prompt, or the group's mean if it cannot be scored."""
     if worker.greedy is None:
         return draw
     rewards: list[float] = []

@@ -1,6 +1,6 @@
 """Streams from neighbours: the peers from which a node takes groups, and the groups it takes from each.
 
-Invariant: every group that comes goes to admission; the stream of a neighbour that moved, failed or misbehaved ends.
+Invariant: every group that is taken goes to admission; the stream of a neighbour that moved, failed or misbehaved ends.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
     """Looks at the directory and streams groups from a few peers; one that moved, failed or misbehaved is dropped.
 
-    It looks again sooner while it knows nobody, and while nobody reaches it and no advert names a relay. A look-up of a
-    large directory is the largest traffic after groups and weights. While the directory does not answer, or names
-    nobody, working neighbours stay, and known peers and anchors are dialled.
+    The loop looks again sooner while the node knows nobody, and while nobody reaches the node and no advert names a
+    relay; otherwise not, as a look-up of a large directory is the largest traffic after groups and weights. While the
+    directory does not answer, or names nobody, working neighbours stay, and known peers and anchors are dialled.
     """
     positions = StreamPositions(agent.config.exchange.max_group_bytes)
     followed: dict[tuple[PeerAddress, bool], NeighbourStream] = {}  # (peer, with notices of others' groups)
@@ -91,7 +91,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
 
 
 async def _is_alone(agent: Agent, adverts: Sequence[Advert], until_s: float) -> bool:
-    """Waits until the directory names nobody else, or no relay to a node that nobody reaches; False at `until_s`."""
+    """Waits until the directory lists nobody else, or no relay while nobody reaches us; False at `until_s`."""
     try:
         async with asyncio.timeout(max(0.0, until_s - agent.clock.monotonic_s())):
             await agent.context.changed.until(lambda: len(adverts) < 2 or not (agent.endpoints or agent.peers.relays))
@@ -102,10 +102,10 @@ async def _is_alone(agent: Agent, adverts: Sequence[Advert], until_s: float) -> 
 
 @dataclass(eq=False, repr=False)
 class NeighbourStream:
-    """One neighbour: connects, subscribes where we left off, and passes everything to admission.
+    """Stream of one neighbour: connects, subscribes at the last cursor, and passes groups that are wanted to admission.
 
-    Groups that it made are judged in order while nothing more is read; groups that it announces are fetched one after
-    the other and judged beside the stream.
+    Groups that the neighbour made are judged in order while nothing more is read; groups that it announces are fetched
+    one after the other and judged beside the stream.
     """
 
     _agent: Agent
@@ -134,14 +134,14 @@ class NeighbourStream:
         self._is_over = False
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Streams until stopped; a broken stream is opened again after a wait."""
+        """Starts the tasks of the stream, which run until `stop`; a broken stream is opened again after a wait."""
         self._group = tasks
         for what, loop in (("follow", self._follow), ("fetch from", self._fetch_announced)):
             name = f"{what} {short(self._address.node_id)}"
             self._tasks.append(tasks.create_task(supervise(name, loop, self._agent, self._rng), name=name))
 
     def stop(self) -> None:
-        """Ends it, but not during an admission: a group stored and not used would be a duplicate ever after."""
+        """Ends the stream, but not during an admission: a group stored and not used would be a duplicate ever after."""
         self._is_over = True
         for task in self._tasks:
             if task is not self._receiving:
@@ -149,7 +149,7 @@ class NeighbourStream:
 
     @property
     def is_connected(self) -> bool:
-        """It streams now."""
+        """True while the neighbour is connected."""
         return self._client is not None
 
     async def _follow(self) -> None:
@@ -193,7 +193,7 @@ class NeighbourStream:
             await client.close()
 
     async def _take(self, item: StreamItem) -> None:
-        """Takes an item of the stream: a group, or the notice of one."""
+        """Takes an item of the stream: commitments, a group, or the notice of one."""
         latency_ms = self._agent.config.faults.latency_ms
         if latency_ms:
             await asyncio.sleep(latency_ms / 1000)
@@ -236,9 +236,9 @@ class NeighbourStream:
                 self._group.create_task(self._judge(*fetched, notice), name=f"judge {short(notice.digest)}")
 
     async def _fetch(self, client: PeerClient, notice: Notice) -> tuple[SealedGroup, Fetch] | None:
-        """The group of a notice, whose `Fetch` is not settled yet; None where there is nothing to fetch here.
+        """Returns the group of a notice, and its `Fetch`, not settled yet; None if there is nothing to fetch here.
 
-        Raises Unavailable where the neighbour does not deliver; another one that announced it tries.
+        Raises Unavailable if the neighbour does not deliver; another neighbour that announced the group then tries.
         """
         ingest, digest = self._agent.ingest, notice.digest
         if await self._agent.store.contains(digest):
@@ -262,7 +262,7 @@ class NeighbourStream:
         return None if sealed is None else (sealed, fetch)
 
     async def _judge(self, sealed: SealedGroup, fetch: Fetch, notice: Notice) -> None:
-        """Admits a fetched group; one that anybody may have forged is fetched from the next announcer."""
+        """Admits a fetched group; if it is refused and anybody may have forged it, the next announcer is asked."""
         is_settled = False
 
         async def judge() -> None:

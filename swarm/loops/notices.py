@@ -1,10 +1,10 @@
 """Notices of groups that wait to be fetched from one neighbour: the origins that it names take turns.
 
-Invariant: one group of each origin is fetched or judged at a time, in all at most MAX_AT_ONCE groups and the bytes of
-two of the largest size. So a slow verdict holds up its own origin only, and the neighbour's own groups wait for nobody
-else's. At most MAX_WAITING wait. Known origins go first except for one turn in SHARE, keep half of the places, and
-lose theirs last: keys are free, and an honest neighbour passes on the groups of each. A neighbour is asked for a group
-at most MAX_TRIES times.
+Invariant: one group of each origin is fetched or judged at a time, and beside the neighbour's own at most MAX_AT_ONCE
+groups and the bytes of two of the largest size. So a slow verdict holds up its own origin only, and the neighbour's own
+groups wait for nobody else's. At most MAX_WAITING notices wait. Known origins go first except for one turn in SHARE,
+keep half of the places under way, and lose waiting notices last: keys are free, and an honest neighbour passes on the
+groups of each. A neighbour is asked for a group at most MAX_TRIES times.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ PATIENCE_S: Final = 1.0  # time for room to come, while nothing is read from the
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A group that a neighbour has."""
+    """Announcement of a group by a neighbour that holds it."""
 
     digest: Digest
-    size_bytes: int  # as the neighbour says; no more than that is fetched
-    origin: NodeId  # its producer, as the neighbour says; may be empty
+    size_bytes: int  # as the neighbour claims; no more is fetched
+    origin: NodeId  # its producer, as the neighbour claims; may be empty
     num_failed: int = 0  # tries to fetch it here
 
 
@@ -40,9 +40,9 @@ class Notices:
     """Groups that one neighbour announced and has not delivered, over all its connections.
 
     Args:
-        neighbour: its own groups go first.
-        max_group_bytes: of the largest group.
-        standing: of an origin, 0 for one that is not known.
+        neighbour: peer that sent the notices; its own groups go first.
+        max_group_bytes: size of the largest group.
+        standing: rank of an origin, 0 if it is not known.
 
     Example:
         await notices.add(notice)
@@ -71,11 +71,11 @@ class Notices:
 
     @property
     def num_under_way(self) -> int:
-        """Groups that are fetched or judged now."""
+        """Number of groups that are fetched or judged now."""
         return len(self._under_way)
 
     async def add(self, notice: Notice) -> None:
-        """Adds a notice from the neighbour, unless it is there; without room, waits PATIENCE_S before it adds it."""
+        """Adds a notice from the neighbour, unless it is there; without room, first waits, PATIENCE_S at most."""
         if notice.digest not in self._notices and len(self) >= MAX_WAITING and not self._is_stuck:
             try:
                 async with asyncio.timeout(PATIENCE_S):
@@ -85,7 +85,7 @@ class Notices:
         self.put(notice)
 
     def put(self, notice: Notice) -> None:
-        """Adds a notice at once, unless it is there; without room, the origin with most loses its oldest."""
+        """Adds a notice at once, unless it is there; without room, unknown origins lose notices before known ones."""
         if notice.digest in self._notices:
             return
         if len(self) >= MAX_WAITING:
@@ -99,11 +99,11 @@ class Notices:
         self.changed.fire()
 
     def has_next(self) -> bool:
-        """A waiting group may be fetched now."""
+        """True if a waiting group may be fetched now."""
         return self._next() is not None
 
     def take(self) -> Notice:
-        """The next notice, which is under way until `end` or `put_back`. Call it only where `has_next` holds."""
+        """Takes the next notice, which is under way until `end` or `put_back`. Call it only where `has_next` holds."""
         found = self._next()
         assert found is not None
         table, origin = found
@@ -116,14 +116,14 @@ class Notices:
         return notice
 
     def end(self, notice: Notice) -> None:
-        """The group was judged, or need not be fetched here."""
+        """Removes a notice under way whose group was judged, or need not be fetched here."""
         del self._notices[notice.digest], self._under_way[notice.origin], self._is_new[notice.origin]
         self.changed.fire()
 
     def put_back(self, notice: Notice, *, has_failed: bool = True) -> None:
-        """The group was not delivered: tried again after the others of its origin, unless it failed too often.
+        """Puts a notice under way behind the others of its origin; drops it after MAX_TRIES failures.
 
-        `has_failed`: False where the neighbour was not asked to the end.
+        `has_failed`: False if the attempt broke off without a failure of the neighbour.
         """
         self.end(notice)
         tried = replace(notice, num_failed=notice.num_failed + has_failed)
@@ -133,7 +133,7 @@ class Notices:
             self.num_dropped += 1
 
     def _next(self) -> tuple[FairTable[NodeId, Digest], NodeId] | None:
-        """The table and origin whose oldest is next."""
+        """The table and the origin whose oldest notice is next; None if none may be fetched now."""
         under_way = self._under_way
         if self._neighbour in self._known.parties and self._neighbour not in under_way:
             return self._known, self._neighbour
@@ -155,7 +155,7 @@ class Notices:
 
 
 class StreamPositions:
-    """Position in the stream of each neighbour, and its notices that were not fetched yet."""
+    """Cursor in the stream of each neighbour, and notices from it that were not fetched yet."""
 
     def __init__(self, max_group_bytes: int) -> None:
         self._max_group_bytes = max_group_bytes
@@ -163,7 +163,7 @@ class StreamPositions:
         self._notices = BoundedTable[NodeId, Notices](MAX_NEIGHBOURS)
 
     def notices_of(self, neighbour: NodeId, standing: Callable[[NodeId], int]) -> Notices:
-        """The neighbour's notices; none if it was no neighbour lately."""
+        """The neighbour's notices, kept over its streams; empty if there was none lately."""
         notices = self._notices.get(neighbour)
         if notices is None:
             notices = self._notices[neighbour] = Notices(neighbour, self._max_group_bytes, standing)

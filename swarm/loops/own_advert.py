@@ -7,7 +7,7 @@ from swarm.types import Advert, Correction, NodeReport, PolicyVersion, short
 
 
 def own_advert(agent: Agent) -> Advert:
-    """A node's record for the directory."""
+    """This node's record for the directory."""
     exchange, own_groups = agent.config.exchange, agent.own_groups
     return Advert(
         node_id=agent.node_id,
@@ -31,7 +31,7 @@ def own_advert(agent: Agent) -> Advert:
 
 
 async def wait_offer_changed(agent: Agent, advert: Advert) -> None:
-    """Waits until the advert must change: other endpoints, another lineage, weights for the first time, a proof."""
+    """Waits until `advert` is out of date: endpoints, lineage, whether weights are served, or a new equivocator."""
 
     def offer(endpoints: tuple[str, ...], head: PolicyVersion, equivocator: str) -> tuple[object, ...]:
         return endpoints, head.policy_id, bool(head.digest), equivocator
@@ -43,7 +43,7 @@ async def wait_offer_changed(agent: Agent, advert: Advert) -> None:
 
 
 def own_report(agent: Agent, tokens_per_s: float) -> NodeReport:
-    """A node's figures for the coordinator."""
+    """This node's figures for the coordinator."""
     view = agent.coordinator_view
     return NodeReport(
         node_id=agent.node_id,
@@ -73,5 +73,5 @@ def _offered(agent: Agent) -> tuple[str, ...]:
 
 
 def _equivocator(agent: Agent) -> str:
-    """The newest owner proven to equivocate, as the advert names it; empty without one."""
+    """Beginning of the id of the newest owner proven to equivocate, as the advert names it; "" without one."""
     return next(reversed(agent.weight_server.proofs), "")[:16]

@@ -1,8 +1,9 @@
 """Reach (NAT): measures whether others can dial this node, and holds reservations at relays if they cannot.
 
-Invariant: a node advertises only addresses where it was reached, or relays where it holds a reservation now. Only the
-address that our own calls come from is ever tried. Relays that proved their keys to us are asked for a reservation;
-relays known from adverts alone only if none of those has room, one at a time and within the budget for strangers.
+Invariant: a node advertises only addresses where it was reached or that are configured, or relays where it holds a
+reservation now. Only the address that our own calls come from is ever tried. Relays that proved their keys to us are
+asked for a reservation; while none of them gives one, relays known from adverts alone are asked, too, one at a time and
+within the budget for strangers.
 """
 
 import asyncio
@@ -74,7 +75,7 @@ class _Pause:
 
 @dataclass(slots=True)
 class ReachState:
-    """Reach as known now, for status and advert."""
+    """Reach of this node as known now, for status and advert."""
 
     kind: ReachKind = ReachKind.UNKNOWN
     host: str = ""  # our address as others see it
@@ -86,11 +87,11 @@ class Reach:
     """Measures how others reach this node, and keeps it reachable.
 
     Args:
-        agent: of the node; its `endpoints` are replaced as they change.
-        transport: asks and holds.
+        agent: agent of the node; its `endpoints` are replaced as they change.
+        transport: asks others to dial this node, and opens reservations.
         rng: jitter; seeded differently at each node.
-        is_advertise_set: the owner configured where others dial this node; otherwise it is where they reached it.
-        find_address: this machine's address.
+        is_advertise_set: True if the owner configured where others dial this node; else it is where they reached it.
+        find_address: finds this machine's address.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Reach:
 
     @property
     def _fixed(self) -> ReachKind | None:
-        """The kind of reach that others do not decide: it is configured, or only this machine is listened to."""
+        """The kind of reach that configuration or listening address fixes; None if it has to be measured."""
         if self._config.reach != "auto":
             return ReachKind(self._config.reach)
         if not is_loopback(_host_of(self._config.listen)):
@@ -126,9 +127,10 @@ class Reach:
     # --- dial-back -----------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Asks a few nodes to dial us; the majority decides, of two that differ the first.
+        """Asks a few nodes to dial us; the majority decides, and of two answers that differ the first.
 
-        Without an answer nothing changes. With `exchange.reach = "dialable"` the answers only lead to a warning.
+        Answers of nodes with public addresses go before all others; without any answer nothing changes. A fixed kind of
+        reach is not measured; with `exchange.reach = "dialable"` the answers only lead to a warning.
         """
         self._measured_s = self._agent.clock.monotonic_s()
         fixed = self._fixed
@@ -162,8 +164,7 @@ class Reach:
             self._become(ReachKind.OUTWARD)
 
     def _witnesses(self) -> list[PeerAddress]:
-        """The coordinator, then anchors, then known peers, public ones and those of higher standing first; one of each
-        subnet first."""
+        """Nodes to ask: coordinator, anchors, then known peers, public ones first; one of each subnet first."""
         book = self._agent.address_book
         known = [peer.address for peer in book.known.values() if peer.address.relay is None]
         self._rng.shuffle(known)
@@ -193,7 +194,7 @@ class Reach:
         self._advertise()
 
     def _advertise(self) -> None:
-        """Replaces the endpoints of the advert where they changed."""
+        """Replaces the endpoints of the advert if they changed, and the list of relays."""
         held = [each for each in self._relays.values() if each.reservation.held.is_set() and each.delay_s < math.inf]
         held.sort(key=lambda relay: relay.delay_s)
         self.state.relays = [(relay.address, relay.delay_s) for relay in held]
@@ -207,7 +208,7 @@ class Reach:
     # --- reservations at relays --------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Measures now and then, at once after a change of address or a sleep, and holds reservations.
+        """Measures now and then, at once after a change of address or a sleep, and holds reservations until cancelled.
 
         Returns at once if the node neither is reached from outside of this machine nor dials out of it.
         """
@@ -232,7 +233,7 @@ class Reach:
                     await self.measure()
 
     async def _network(self) -> tuple[str, float]:
-        """This machine's address, and the lead of its wall clock over its monotonic one."""
+        """This machine's address, and the lead of its wall clock over its monotonic one in seconds."""
         clock = self._agent.clock
         return await self._find_address(), clock.now_s() - clock.monotonic_s()
 
@@ -252,7 +253,7 @@ class Reach:
         self._relays[address] = _Relay(address, task, reservation)
 
     def _stranger(self, now_s: float) -> PeerAddress | None:
-        """A random relay known from an advert alone and not asked lately; each subnet is equally likely."""
+        """A relay known from an advert alone that may be asked now, at random by subnet; None without one."""
         book, reputation = self._agent.address_book, self._agent.reputation
         offered: dict[str, list[PeerAddress]] = {}
         for node_id, address in self._agent.peers.relays.items():
@@ -268,8 +269,8 @@ class Reach:
     def _candidates(self, now_s: float) -> list[PeerAddress]:
         """Relays that may be asked now, the best first; one of each subnet first.
 
-        Established peers that relay and answered us, then anchors, then other such peers, whose keys are free, then the
-        coordinator, which comes before those once MAX_IN_VAIN reservations led nowhere.
+        Established peers that relay and answered us, then anchors, then other peers that relay and answered, whose keys
+        are free, then the coordinator, which comes before these last peers once MAX_IN_VAIN reservations led nowhere.
         """
         book, relays = self._agent.address_book, self._agent.peers.relays
         peers = [
@@ -318,7 +319,7 @@ class Reach:
             self._advertise()
 
     async def _check(self, address: PeerAddress, reservation: Reservation, began_s: float) -> None:
-        """Advertises a reservation once we reached ourselves through it. Raises Unavailable when that fails."""
+        """Advertises a reservation once it led to us, and checks it now and then. Raises Unavailable if it fails."""
         try:
             async with asyncio.timeout(HELD_TIMEOUT_S):
                 await reservation.held.wait()
@@ -340,13 +341,13 @@ class Reach:
 
     @property
     def helpers(self) -> list[PeerAddress]:
-        """Relays that act for us where our network blocks us, the nearest first; none where we can be dialled."""
+        """Relays that act for us, the nearest first, or else the coordinator; empty unless we cannot be dialled."""
         if self.state.kind is not ReachKind.OUTWARD:
             return []
         return [address for address, _ in self.state.relays] or list(coordinator_addresses(self._agent))
 
     def status(self) -> JsonDict:
-        """Reach for the status of this node."""
+        """Reach as part of this node's status."""
         return {
             "kind": str(self.state.kind),
             "host": self.state.host,
@@ -359,7 +360,7 @@ class Reach:
 
 
 def coordinator_addresses(agent: Agent) -> Sequence[PeerAddress]:
-    """Addresses of the coordinator, which relays and dials back as a node does; none without one."""
+    """Addresses of the coordinator, which relays and dials back as a node does; empty if none is configured."""
     link = agent.config.coordinator
     return [PeerAddress(node_id=link.fingerprint, endpoint=each) for each in link.addresses if link.fingerprint]
 

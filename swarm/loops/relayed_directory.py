@@ -2,7 +2,7 @@
 
 Invariant: adverts are signed, so a relay can withhold them but not change them. Relays are asked in turn, and adverts
 are announced at all of them, so a relay that withholds hides nobody for long. The directory's own peers are used beside
-them, and alone only while a configured bootstrap peer answers: any other peer may belong to an attacker.
+the relays, and alone only while a configured bootstrap peer answers: any other peer may belong to an attacker.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ PATIENCE_S: Final = 2.0  # with the DHT or a relay, where another one answered, 
 
 @dataclass(eq=False, repr=False)
 class RelayedDirectory:
-    """`swarm.interfaces.Discovery` over a DHT peer, and over relays while no bootstrap peer of it answers."""
+    """`swarm.interfaces.Discovery` over a DHT peer, and also over relays while no bootstrap peer of the DHT answers."""
 
     _directory: "HivemindDirectory"  # the DHT peer
     _transport: Reachability  # asks relays
@@ -50,7 +50,7 @@ class RelayedDirectory:
         return [] if self._directory.is_bootstrapped else self._relays()
 
     async def announce(self, advert: Advert) -> None:
-        """Publishes our advert in the DHT and at relays. Raises Unavailable where neither takes it."""
+        """Publishes our advert in the DHT and at relays. Raises Unavailable if no DHT peer and no relay takes it."""
         advert = self._directory.outlasting(advert)
         data = seal_advert(advert, self._identity)
         calls = [
@@ -65,9 +65,9 @@ class RelayedDirectory:
             raise failures[0]
 
     async def lookup(self) -> list[Advert]:
-        """Verified adverts of the run; later answers are in the next look-up.
+        """Returns the verified adverts of the run that are known so far; later answers count in the next look-up.
 
-        Raises Unavailable where neither the DHT nor a relay answers.
+        Raises Unavailable if neither the DHT nor a relay answers.
         """
         if not self._helpers():
             return await self._directory.lookup()
@@ -85,13 +85,13 @@ class RelayedDirectory:
         return self._directory.seen()
 
     def _begin(self, name: str, ask: Callable[[], Awaitable[object]]) -> None:
-        """Asks, unless that is under way."""
+        """Starts a look-up by `ask`, unless the last one of this name is under way."""
         before = self._asked.get(name)
         if before is None or before.done():
             self._asked[name] = asyncio.ensure_future(_failure(ask))
 
     async def _ask_relays(self) -> None:
-        """Takes the adverts of one relay; the next is asked if it fails or is slow. Raises Unavailable if all fail."""
+        """Takes the adverts of one relay, and of the next if that fails or is slow. Raises Unavailable if all fail."""
         helpers = self._helpers()
         first = self._num_looks % max(1, len(helpers))
         self._num_looks += 1
@@ -127,7 +127,7 @@ class RelayedDirectory:
 
 
 async def _failure(call: Callable[[], Awaitable[object]]) -> Unavailable | None:
-    """The failure of a call; None if it succeeded. A callable, as a coroutine that never begins would warn."""
+    """Makes a call; returns its Unavailable, or None. A callable, as a coroutine that never begins would warn."""
     try:
         await call()
     except Unavailable as error:

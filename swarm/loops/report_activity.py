@@ -19,7 +19,7 @@ EVERY_S: Final = 1.0  # status.json, which shows it, is written as often
 
 @asynccontextmanager
 async def reporting(exchange: LocalExchange, clock: Clock) -> AsyncGenerator[OnProgress]:
-    """An `OnProgress` whose newest activity reaches the agent while the context lasts.
+    """Yields an `OnProgress`, whose newest activity is reported to the agent while the context lasts.
 
     Example:
         async with reporting(client, SystemClock()) as on_progress:
@@ -54,6 +54,6 @@ async def reporting(exchange: LocalExchange, clock: Clock) -> AsyncGenerator[OnP
 
 
 def _shown(activities: list[Activity]) -> Activity:
-    """The newest activity that works; if all wait, the newest."""
+    """The newest activity that is no wait; if all are waits, the newest."""
     working = [each for each in activities if not each.what.startswith(WAITING)]
     return max(working or activities, key=lambda each: each.at_s)

@@ -1,4 +1,4 @@
-"""Supervision of a loop: logs, counts and reports its failures, and restarts it with backoff.
+"""Supervision of a loop: logs its failures, counts and reports unexpected ones, and restarts the loop with backoff.
 
 Invariant: no failure is swallowed; the broad `except` here logs, counts and reports it.
 """
@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 async def supervise(name: str, loop: Callable[[], Awaitable[None]], agent: Agent, rng: random.Random) -> None:
-    """Runs a loop until it returns; a failure is logged, counted, reported, and the loop begins again.
+    """Runs a loop until it returns; after a failure, logs it and begins the loop again with backoff.
 
-    "Nobody answers" is logged once, and again only after the loop worked for a while.
+    An Unavailable is logged at INFO only once until the loop worked for a while; other failures are also counted.
 
     Raises:
         ConfigError: from the loop; trying again would not help.

@@ -1,9 +1,10 @@
 """Generation with another node's weights: takes the versions of the followed trainer, in one of two modes.
 
-`pull` (sequential): before each batch the newest version is loaded, and never during one.
-`push` (asynchronous): versions are loaded as they come; a running batch goes on with the new weights
-(`follow.in_flight`) or ends first.
-In both a batch that would be too old on arrival is cancelled.
+- `pull` (sequential): before each batch the newest version is loaded, and never during one.
+- `push` (asynchronous): versions are loaded as they come; a running batch goes on with the new weights
+  (`follow.in_flight`) or ends first.
+
+In both modes a batch that would be too old on arrival is cancelled.
 
 Invariant: no group is made before the first version was loaded: every token is of a version that its trainer signed.
 """
@@ -68,7 +69,7 @@ class FollowWeightsLoop:
             self._batch_version = None
 
     async def _load_newest(self, *, wait: bool) -> None:
-        """Loads the newest known version; with `wait`, as soon as there is one."""
+        """Loads the newest known version, if there is one; with `wait`, waits for one."""
         while (chain := await self._next_chain(wait=wait)) is not None:
             if await self._load(chain):
                 return
@@ -92,7 +93,7 @@ class FollowWeightsLoop:
     async def _watch_batch(self) -> None:
         """Cancels the running batch once it is too old.
 
-        Never during a load: the agent takes its report to be of the chain that was handed out last.
+        Must not run during a load: the agent takes the report of a load to be about the chain that it handed out last.
         """
         while True:
             await asyncio.sleep(POLL_S)

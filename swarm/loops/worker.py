@@ -49,7 +49,7 @@ class Overlap:
             self._active.discard(what)
 
     def take(self) -> dict[str, float]:
-        """The seconds since the last call."""
+        """Returns the seconds since the last call, by activity."""
         self._account()
         taken, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
         return taken

@@ -1,1 +1,1 @@
-"""Relays: nodes that cannot be dialled hold a reservation at one, which forwards bytes that it cannot read."""
+"""Relays: a node that cannot be dialled holds a reservation at a relay, which forwards bytes that it cannot read."""

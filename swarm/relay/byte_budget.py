@@ -1,6 +1,7 @@
 """Byte budget of a relay: the bytes that it forwards in a second, shared among callers.
 
-Invariant: waiting parties pass in the order of their tags, whatever others ask for. A cancelled wait costs nothing.
+Invariant: waiting parties pass in the order of their tags, whatever others ask for. A wait that is cancelled takes
+nothing from the budget; it only moves its own party back.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ class ByteBudget:
             await room
 
     def ask(self, num_bytes: int, caller: str, subnet: str) -> asyncio.Future[None] | None:
-        """The future to wait for before passing bytes, or None to pass them at once. Cancelled, it costs nothing."""
+        """Returns the future to wait for before so many bytes pass; None: at once. Cancelled, it takes no budget."""
         size = max(num_bytes, self.LEAST_BYTES)
         tag = self._tag(size, caller, subnet)
         self.num_bytes += num_bytes

@@ -1,4 +1,4 @@
-"""Client side of relays: sessions with them, and our own reservation at one.
+"""Client side of relays: sessions with relays, and our own reservation at a relay.
 
 Invariant: a relayed connection is treated like any other. It leads to the node's own server or to a channel of its own,
 and both ends prove their keys on it. Sockets, calls and tickets are bounded, so a relay needs no trust.
@@ -64,8 +64,8 @@ class RelaySessions:
 
     Args:
         open_session: connects to a relay and proves our identity; raises Unavailable.
-        endpoint_of: host:port at which we dial a relay.
-        timeout_s: of calls with an immediate answer.
+        endpoint_of: returns the host:port at which we dial a relay.
+        timeout_s: timeout of calls with an immediate answer.
 
     Example:
         async with sessions.call(relay) as (stub, metadata):
@@ -81,7 +81,7 @@ class RelaySessions:
 
     @asynccontextmanager
     async def call(self, relay: PeerAddress) -> AsyncGenerator[tuple[Any, Any]]:
-        """The stub and metadata for one call to a relay. Raises Unavailable."""
+        """Yields the stub and metadata for one call to a relay. Raises Unavailable."""
         session = await self._begin(relay)
         is_broken = True  # until it has a token
         try:
@@ -97,7 +97,7 @@ class RelaySessions:
             await self._end(relay, session, is_broken=is_broken)
 
     async def _begin(self, relay: PeerAddress) -> _Session:
-        """A session with room for one more call."""
+        """Returns a session with room for one more call, and counts the call. Raises Unavailable."""
         opening = self._opening.setdefault(relay, asyncio.Lock())
         async with opening:
             for session in self._open.get(relay, ()):
@@ -124,11 +124,12 @@ class RelaySessions:
             await session.channel.close()
 
     async def socket_to(self, relay: PeerAddress, port: int, ticket: bytes) -> socket.socket | None:
-        """A socket on which a relay forwards the bytes of a connection, or None: then they go by the call.
+        """A socket on which a relay forwards the bytes of a connection; None if they have to go by the call.
 
         Args:
+            relay: the relay.
             port: ticket port that the relay named; 0 for none.
-            ticket: of the connection.
+            ticket: ticket of the connection.
         """
         now_s = time.monotonic()
         again_s, waited_s = self._unreached.get(relay, (now_s, 0.0))
@@ -158,7 +159,7 @@ class RelayReservation:
     """Our reservation at a relay: connects callers of the relay to our own server.
 
     Args:
-        sessions: with relays.
+        sessions: sessions with relays.
         relay: holder of the reservation.
         own_server: host:port of our server.
     """

@@ -91,15 +91,15 @@ class _Asked:
 
 
 class RelayServicer(pb_grpc.RelayServiceServicer):
-    """RelayService.
+    """gRPC service of a relay: dial-back, reservations, forwarded connections, and records of the directory.
 
     Args:
         sessions: authenticates callers.
-        clock: of rate limits.
-        limits: of connections and bytes.
+        clock: clock of the rate limits.
+        limits: bounds of connections and bytes.
         is_open: False while this node does not relay, because it cannot be dialled itself.
-        standing: of a node; reservations and connections of lower standing make room first.
-        directory: keeper of adverts; None where there is none.
+        standing: rank of a node; reservations and connections of lower rank make room first.
+        directory: returns the keeper of adverts, or None if there is none.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         add(self, server)
 
     async def open_port(self, listen: str, number: int) -> None:
-        """Opens the ticket port (0 picks a free one) at the host of `listen`. Raises ConfigError."""
+        """Opens the ticket port (0 picks a free one) at the host of `listen`, if relaying is on. Raises ConfigError."""
         if self.limits.reservations:
             self.table.limits = replace(self.limits, connections=places_for_relayed(self.limits.connections))
             await self._port.start(listen.rpartition(":")[0], number)
@@ -150,7 +150,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @property
     def free_reservations(self) -> int:
-        """Free reservations; 0 while this node does not relay."""
+        """Number of free reservations; 0 while this node does not relay."""
         return self.table.num_free if self._is_open() else 0
 
     def status(self) -> JsonDict:
@@ -166,7 +166,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def DialBack(self, request: pb.DialBackRequest, context: Context) -> pb.DialBackResponse:
-        """Dials the caller's own address, where it must prove the key of this call."""
+        """Dials the caller at the address of this call, where it must prove the key of this call."""
         node_id, host = self._sessions.require(context), peer_key(context.peer())[0]
         self._require_open()
         check_port(request.port)
@@ -198,7 +198,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> None:
-        """Holds the caller's reservation and sends it tickets; a newer reservation of the same node ends it."""
+        """Holds the caller's reservation and sends it tickets; a newer one of the same node ends the older one."""
         node_id = self._sessions.require(context)
         self._require_open()
         subnet, loop = self._count_ask(context), asyncio.get_running_loop()
@@ -231,7 +231,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def Connect(self, request_iterator: Any, context: Context) -> None:
-        """The caller's end of a connection: offers it to the requested node, then forwards bytes."""
+        """Serves the caller's end of a connection: offers it to the requested node, then forwards bytes."""
         caller = self._sessions.require(context)
         self._require_open()
         first = await self._first(context)
@@ -256,7 +256,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         await self._lead(context, connection, far)
 
     async def _join(self, context: Context, connection: RelayedConnection, reservation: HeldReservation) -> None:
-        """Connects to a node with a reservation, once it takes the connection."""
+        """Connects to a node with a reservation, once the node takes the connection."""
         ticket = secrets.token_bytes(TICKET_BYTES)
         taken: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         asked = self._asked[ticket] = _Asked(reservation.node_id, taken)
@@ -298,9 +298,10 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @asynccontextmanager
     async def _near_end(self, context: Context) -> AsyncGenerator[tuple[socket.socket, asyncio.Future[Any] | None]]:
-        """The caller's end, and a future that is done when its call ends.
+        """Yields the caller's end, and a future that is done when its call ends.
 
-        The end is a socket that showed its ticket, or one behind which the bytes of the call are pumped.
+        The end is a socket that showed its ticket, or, with None for the future, one behind which the bytes of the call
+        are pumped.
         """
         ticket = secrets.token_bytes(TICKET_BYTES)
         shown: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
@@ -335,7 +336,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def Accept(self, request_iterator: Any, context: Context) -> None:
-        """The taking end; the call lasts as long as the connection, whose bytes `Connect` forwards."""
+        """Serves the taking end of a connection, for as long as the connection lasts; `Connect` forwards the bytes."""
         node_id = self._sessions.require(context)
         first = await self._first(context)
         asked = self._asked.get(first.ticket)
@@ -395,7 +396,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> None:
-        """The adverts that this node knows."""
+        """Sends the adverts that this node knows."""
         node_id, subnet, directory = self._record_call(context)
         held = set(self.table.adverts())
         records = [*held, *(each for each in await directory.records() if each not in held)]

@@ -1,4 +1,4 @@
-"""Transport of a node: relays for others, and reaches others and is reached through relays.
+"""Transport of a node that relays for others, dials others through relays, and is dialled through relays.
 
 Invariant: a relay proves nothing. Both ends of a relayed connection prove their keys to each other, as on a direct one.
 A connection through a relay is a connection to a local socket, and ends with it.
@@ -66,7 +66,7 @@ class RelayingTransport(GrpcTransport):
         credential: Callable[[], bytes] = bytes,
         relay_limits: RelayLimits | None = None,
     ) -> None:
-        """`relay_limits` bounds relaying for others; the other arguments are those of GrpcTransport."""
+        """Creates a transport. `relay_limits` bounds relaying for others; see GrpcTransport for the other arguments."""
         super().__init__(identity, run_id, config, clock, limits, stall_timeout_s, hooks, credential)
         self.directory: RecordKeeper | None = None  # serves nodes that reach none of its peers
         self.relay = RelayServicer(
@@ -114,7 +114,7 @@ class RelayingTransport(GrpcTransport):
         return RelayReservation(self._relays, relay, self._own_server)
 
     async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
-        """Fetches our own certificate through a reservation, which only we can show. Raises Unavailable."""
+        """Fetches our own certificate through a reservation: only we can show it. Raises Unavailable if nobody does."""
         address = PeerAddress(node_id=self._identity.node_id, endpoint=reservation.endpoint)
         assert address.relay is not None
         async with RelayedSocket(self._relays, address.relay, address.node_id, idle_s=timeout_s) as path:
@@ -134,7 +134,7 @@ class RelayingTransport(GrpcTransport):
                 await stub.Announce(pb.AnnounceRequest(advert=advert), metadata=metadata, timeout=timeout_s)
 
     async def records_at(self, relay: PeerAddress) -> list[bytes]:
-        """Signed adverts that a relay knows, not verified. Raises Unavailable."""
+        """Signed adverts that a relay knows, not verified, MAX_LOOKED_UP at most. Raises Unavailable."""
         found: list[bytes] = []
         what = f"look-up at {short(relay.node_id)}"
         async with self._relays.call(relay) as (stub, metadata):
@@ -181,9 +181,12 @@ def _check_adverts(adverts: Sequence[bytes], what: str) -> None:
 
 
 class RelayedSocket:
-    """A local socket; each connection to it is forwarded through a relay to one node.
+    """A local socket, whose path the context yields; each connection to it is forwarded through a relay to one node.
 
     Args:
+        sessions: sessions with relays.
+        relay: relay to go through.
+        node_id: node at the far end.
         idle_s: seconds without a byte after which the relay is left; each end sends one before.
 
     Example:
@@ -279,10 +282,10 @@ class RelayedSocket:
 
 
 async def _until_taken(call: Any, request: pb.ConnectRequest, what: str) -> pb.ConnectResponse:
-    """Sends the request and waits until the other end takes the connection. Raises as gRPC, or Unavailable.
+    """Sends the request and waits until the other end takes the connection.
 
     No byte is sent before, since gRPC forgets the reason of a refusal that crosses our bytes. The first write may never
-    return when the call ends early, hence the timeout.
+    return when the call ends early, hence the timeout. Raises Unavailable, or an error of gRPC.
     """
     try:
         async with asyncio.timeout(TAKEN_WITHIN_S):

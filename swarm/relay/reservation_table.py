@@ -1,6 +1,7 @@
 """Reservations and connections of a relay: admission as pure bookkeeping, shared with the relays of virtual swarms.
 
-Invariant: both are bounded by node, by subnet and in all, and the party with most of them makes room for others.
+Invariant: both are bounded by node, by subnet and in all. Where a bound lets others make room, that is a node of lower
+standing, or else the subnet with most if it has at least two more than the newcomer's.
 """
 
 from collections import Counter
@@ -54,7 +55,7 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class HeldReservation:
-    """A reservation of a node."""
+    """A node's reservation at this relay, with the tickets for it."""
 
     node_id: NodeId
     subnet: str
@@ -65,18 +66,18 @@ class HeldReservation:
     advert: bytes = b""  # announced here: found by look-ups here even where the directory is full
 
     def ask(self, ticket: Ticket) -> None:
-        """Queues a ticket."""
+        """Queues a ticket for the node."""
         self.waiting[ticket.ticket] = ticket
         self.changed.fire()
 
     def count_shown(self) -> bool:
-        """Counts a ticket that the node showed; False where none was outstanding."""
+        """Counts a ticket that the node showed; False if none was outstanding."""
         is_expected = self.num_tickets > 0
         self.num_tickets -= is_expected
         return is_expected
 
     async def next_ticket(self) -> Ticket:
-        """The ticket that has waited longest."""
+        """Waits for a ticket, and returns the one that has waited longest."""
         await self.changed.until(lambda: bool(self.waiting))
         self.num_tickets += 1
         return self.waiting.pop(next(iter(self.waiting)))
@@ -84,7 +85,7 @@ class HeldReservation:
 
 @dataclass(eq=False, slots=True)
 class RelayedConnection:
-    """An open connection."""
+    """An open connection through this relay."""
 
     caller: NodeId
     subnet: str  # of the caller
@@ -96,7 +97,8 @@ class ReservationTable:
     """The reservations and open connections of one relay, and nodes that were dialled successfully.
 
     Args:
-        standing: of a node; reservations and connections of lower standing make room first.
+        limits: bounds of reservations, connections and requests.
+        standing: rank of a node; reservations and connections of lower rank make room first.
 
     Example:
         reservation = table.add(node_id, subnet, end=lambda: ...)
@@ -121,39 +123,39 @@ class ReservationTable:
 
     @property
     def num_free(self) -> int:
-        """Free reservations."""
+        """Number of free reservations."""
         return max(0, self.limits.reservations - len(self))
 
     @property
     def num_connections(self) -> int:
-        """Open connections."""
+        """Number of open connections."""
         return len(self._connections)
 
     def num_connections_to(self, node_id: NodeId) -> int:
-        """Open connections to one node."""
+        """Number of open connections to one node."""
         return len(self._connections_to.get(node_id, ()))
 
     def count_ask(self, subnet: str, now_s: float) -> None:
-        """Counts a request for a reservation or connection. Raises Unavailable where a subnet asks too often."""
+        """Counts a request for a reservation or connection. Raises Unavailable if the subnet asks too often."""
         if not self._asks.spend(subnet, now_s):
             raise Unavailable(f"more than {self.limits.asks_per_s:.0f} relayed connections in a second; slow down")
 
     # --- nodes that were dialled ----------------------------------------------------------------------
 
     def count_dial_back(self, subnet: str, now_s: float) -> None:
-        """Counts a dial-back for a caller of a subnet. Raises Unavailable where there were too many."""
+        """Counts a dial-back for a caller of a subnet. Raises Unavailable if there were too many."""
         if not self._dial_backs.spend(subnet, now_s):
             raise Unavailable(f"more than {60 * DIAL_BACKS_PER_S:.0f} dial-backs in a minute; ask another node")
 
     def note_dialled(self, node_id: NodeId, endpoint: str, now_s: float) -> None:
-        """Records the host:port at which a node proved its key; empty where it did not."""
+        """Records the host:port at which a node proved its key; "" removes the record of a node that did not."""
         if endpoint:
             self._dialled[node_id] = endpoint, now_s
         else:
             self._dialled.pop(node_id, None)
 
     def way_to(self, node_id: NodeId, now_s: float) -> HeldReservation | str:
-        """A node's reservation, or the host:port at which it was dialled. Raises NotHeld."""
+        """A node's reservation, or the host:port at which it was dialled lately. Raises NotHeld without either."""
         reservation, dialled = self._held.get(node_id), self._dialled.get(node_id)
         if reservation is not None:
             return reservation
@@ -164,7 +166,7 @@ class ReservationTable:
     # --- reservations ------------------------------------------------------------------------------
 
     def get(self, node_id: NodeId) -> HeldReservation | None:
-        """The reservation of a node."""
+        """The reservation of a node; None without one."""
         return self._held.get(node_id)
 
     def adverts(self) -> list[bytes]:
@@ -191,7 +193,7 @@ class ReservationTable:
             del self._held[reservation.node_id]
 
     def _make_room(self, node_id: NodeId, subnet: str, reservations: list[HeldReservation]) -> None:
-        """Ends the newest of these reservations of lower standing, or one of the subnet with most in all."""
+        """Ends the newest of lower standing, or else one of the subnet with most. May raise Unavailable."""
         standing = self._standing(node_id)
         lower = [each for each in reservations if self._standing(each.node_id) < standing]
         if lower:
@@ -217,8 +219,9 @@ class ReservationTable:
 
         Args:
             node_id: the far end.
-            caller, subnet: the near end.
-            end: called when another connection takes its place.
+            caller: the near end.
+            subnet: subnet of the caller.
+            end: called when another connection takes this one's place.
         """
         limits, connection = self.limits, RelayedConnection(caller, subnet, node_id, end)
         if self._num_of_caller[caller] >= limits.connections_per_caller:
@@ -239,7 +242,7 @@ class ReservationTable:
             self._forget(connection)
 
     def _replace(self, newcomer: RelayedConnection, connections: FairTable[str, RelayedConnection], which: str) -> None:
-        """Ends the newest connection of a caller of lower standing, or one of the subnet with most."""
+        """Ends the newest of a caller of lower standing, or else one of the subnet with most; may raise Unavailable."""
         standing = self._standing(newcomer.caller)
         every = [connection for subnet in connections.parties for connection in connections.of(subnet)]
         lower = [connection for connection in every if self._standing(connection.caller) < standing]

@@ -3,7 +3,7 @@
 Tickets are handed out in calls of RelayService, which hold all bounds but one: sockets that showed no ticket yet are
 bounded here. A socket is cheaper than a call, in which gRPC encrypts, frames and copies each byte once more.
 
-Invariant: a ticket is good once. Where the port is not reached, bytes go by calls.
+Invariant: a ticket is valid once. Where the port is not reached, bytes go by calls.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _BACKLOG: Final = 128
 
 
 class TicketPort:
-    """A port that is open from `start` to `close`."""
+    """Listening port, open from `start` to `close`, that hands each socket to the holder of the ticket it shows."""
 
     def __init__(self) -> None:
         self.number = 0  # 0: closed
@@ -104,7 +104,7 @@ class TicketPort:
             reset(connection)
 
     async def _greet(self, connection: socket.socket) -> bool:
-        """True where the socket showed a ticket that is expected."""
+        """True if the socket showed a ticket that is expected."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(TICKET_S):
                 shown = await _exactly(connection, len(GREETING) + TICKET_BYTES)
@@ -146,11 +146,13 @@ async def _listening(host: str, number: int) -> socket.socket:
 
 
 async def show_ticket(host: str, port: int, ticket: bytes) -> socket.socket:
-    """The end of the connection that a ticket belongs to. The caller sets the deadline.
+    """Connects to a ticket port, and returns the end of the connection that a ticket belongs to.
+
+    The caller sets the deadline.
 
     Raises:
         OSError: nobody answers, or the ticket is not expected.
-        ValueError: the host is no name.
+        ValueError: the host is not a valid name.
     """
     connection = await dial(host, port)
     limit_buffers(connection)  # with large buffers megabytes would precede each sign of life on a slow line

@@ -30,7 +30,7 @@ Frame = Callable[[bytes], bytes | Awaitable[bytes]]
 
 
 class Acceptor:
-    """Accepts sockets from `start` to `close` and hands each to `take`. It owns the listening socket."""
+    """Accepts sockets from `start` to `close` and hands each to `take`; owns the listening socket."""
 
     def __init__(self, listening: socket.socket, take: Callable[[socket.socket], None]) -> None:
         self._listening, self._take = listening, take
@@ -76,12 +76,14 @@ async def splice(
 ) -> None:
     """Passes bytes both ways until a socket ends or `until` is done; closes both sockets.
 
-    After the end of one side the other has FINISH_S to read the rest. Callbacks, since streams of asyncio copy each
-    byte twice more.
+    After the end of one side the other has FINISH_S to read the rest. The sides are callbacks, since streams of asyncio
+    copy each byte twice more.
 
     Args:
-        frame: called with up to `frame_bytes` from either side, gives the bytes to write; None passes on as they are.
-        own_idle_s: seconds without a byte of `own` after which Unavailable is raised; likewise `other_idle_s`.
+        own, other: sockets of the two sides.
+        until: ends the connection when it is done; None: only the end of a socket does.
+        frame: called with up to `frame_bytes` from either side, returns the bytes to write; None: they pass unchanged.
+        own_idle_s, other_idle_s: seconds without a byte of a side after which Unavailable is raised.
     """
     loop = asyncio.get_running_loop()
     sides = own_side, other_side = _Side(frame, frame_bytes, own_idle_s), _Side(frame, frame_bytes, other_idle_s)
@@ -102,7 +104,7 @@ async def splice(
 
 
 async def _until_first_ends(sides: "Sequence[_Side]", until: asyncio.Future[Any] | None) -> None:
-    """Raises Unavailable where no byte of a side passed for too long."""
+    """Waits until a side ends or `until` is done. Raises Unavailable if no byte of a side passed for too long."""
     ends = [side.ended for side in sides] + ([] if until is None else [until])
     while not any(end.done() for end in ends):
         now_s = asyncio.get_running_loop().time()
@@ -194,7 +196,7 @@ class _Side(asyncio.Protocol):
         self._passed_s = self._now_s()
 
     def left_s(self, now_s: float) -> float:
-        """Seconds until it is lost without a byte; infinite while a frame waits for its turn."""
+        """Seconds until the side is idle for too long; infinite while a frame waits for its turn."""
         return math.inf if _FRAME in self._paused else self._passed_s + self.idle_s - now_s
 
     def pause(self, why: str) -> None:
@@ -227,7 +229,7 @@ class _Side(asyncio.Protocol):
             self.ended.set_result(None)
 
     def finish(self) -> None:
-        """Ends its output."""
+        """Ends the output to this socket."""
         self._is_finished = True
         with suppress(OSError):
             self._transport.write_eof()
@@ -252,14 +254,15 @@ async def pump(
     """Passes bytes between a call and a socket until one of them ends. The caller ends both.
 
     Args:
-        call: of a client, or the context of one at a server; its messages have `data`.
-        message: makes one that it sends.
-        connection: does not block.
+        call: call of a client, or context of a call at a server; its messages have `data`.
+        message: makes a message to send from `data`.
+        connection: non-blocking socket.
         idle_s: seconds without a message after which the call is lost.
-        finish: of a client's call: says that nothing more is written.
+        finish: ends the writing on a client's call; None at a server.
 
     Raises:
-        Unavailable: the call broke, or was idle for too long; or as gRPC.
+        Unavailable: the call broke, or was idle for too long.
+        AioRpcError: the call ended with an error.
     """
     loop, has_ended = asyncio.get_running_loop(), False  # the socket
 
@@ -301,7 +304,7 @@ async def pump(
 
 
 async def until_first_ends(*ways: Coroutine[Any, Any, None]) -> None:
-    """Runs the directions of one connection until one ends, and raises what ended it; the others are cancelled."""
+    """Runs the directions of one connection until one ends, cancels the others, and raises the error of the first."""
     tasks = [asyncio.ensure_future(way) for way in ways]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

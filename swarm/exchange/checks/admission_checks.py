@@ -1,7 +1,7 @@
 """Checks of a group's form: everything that group, vocabulary and limits decide before an episode is replayed.
 
-Invariant: each text is encoded once, however many checks need its tokens, and the result says how much CPU time it
-took, so that its party pays for it.
+Invariant: each text is encoded once, however many checks need its tokens, and the result states the CPU time of the
+checks, for which the group's party pays.
 """
 
 import math
@@ -36,7 +36,7 @@ _TEMPERATURE_TOLERANCE: Final = 1e-3  # relative; it travels as float32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupForm:
-    """Form of a group, its texts as tokens of ours, and its answers."""
+    """Result of `read_group`: the finding, the group as it is learned from, and the keys of its answers."""
 
     finding: Finding
     learned: RolloutGroup  # cut as a batch cuts its texts, if its form is right
@@ -47,7 +47,7 @@ class GroupForm:
 
 
 class EncodedOnce:
-    """A `Tokenizer` that encodes equal texts once: form, cut and replay of a group encode the same texts."""
+    """A `Tokenizer` that encodes equal responses once: form, cut and replay of a group encode the same texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.digest, self.vocab_size, self.eos_ids = tokenizer.digest, tokenizer.vocab_size, tokenizer.eos_ids
@@ -61,7 +61,7 @@ class EncodedOnce:
         return self._tokenizer.encode_observation(messages, is_ended)
 
     def encode_response(self, text: str) -> list[int]:
-        """Encodes as the tokenizer; callers do not change the list."""
+        """Returns the ids of a text as the wrapped tokenizer does; callers must not change the shared list."""
         ids = self._ids_of.get(text)
         if ids is None:
             ids = self._ids_of[text] = self._tokenizer.encode_response(text)
@@ -75,7 +75,7 @@ class EncodedOnce:
 
 
 def read_group(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> GroupForm:
-    """Checks and cuts a group of another node."""
+    """Checks the form of another node's group; if it is right, also cuts the texts and hashes the answers."""
     began_s = time.thread_time()
     once = EncodedOnce(tokenizer)
     finding = check_form(group, once, limits)
@@ -96,14 +96,14 @@ def read_group(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimit
 
 
 def timed(function: Callable[..., Result], /, *arguments: object) -> tuple[Result, float]:
-    """A function's result, and the CPU seconds of this thread that it took."""
+    """Returns a function's result, and the CPU seconds of this thread that the call took."""
     began_s = time.thread_time()
     result = function(*arguments)
     return result, time.thread_time() - began_s
 
 
 def check_form(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """Everything that group, vocabulary and limits decide."""
+    """Returns the first fault in a group's form; None without one."""
     least, most = (2, limits.largest_group) if limits.largest_group else (limits.group_size,) * 2
     if not least <= len(group.rollouts) <= most:
         return RefusalReason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, expected {least} to {most}"
@@ -141,7 +141,7 @@ def _check_finish(rollout: Rollout, limits: AdmissionLimits, *, is_episode: bool
 
 
 def _check_traces(group: RolloutGroup, traces: Sequence[TokenTrace]) -> Finding:
-    """Checks that need no vocabulary: ids of another vocabulary are never looked up here."""
+    """Checks spans, byte lengths and log-probs, without a vocabulary: foreign ids are never looked up here."""
     return first(
         _check_spans(trace, group.policy_id) or _check_byte_lengths("".join(rollout.actions), trace)
         for rollout, trace in zip(group.rollouts, traces, strict=bool(traces))
@@ -149,7 +149,7 @@ def _check_traces(group: RolloutGroup, traces: Sequence[TokenTrace]) -> Finding:
 
 
 def _check_answers(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer: Tokenizer) -> Finding:
-    """Text against tokens of our vocabulary."""
+    """Checks texts against tokens of our vocabulary: decoded text, end of sequence, and usual number of tokens."""
     return first(
         _check_text(rollout.text, trace, tokenizer) or _check_end(rollout, trace, tokenizer)
         for rollout, trace in zip(group.rollouts, traces, strict=True)
@@ -157,7 +157,7 @@ def _check_answers(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer:
 
 
 def _check_sampling(sampling: Sampling, limits: AdmissionLimits) -> Finding:
-    """Sampling is that of the run: objectives weigh by length limits, and gradients grow as a temperature falls."""
+    """Checks that temperature and length limit are those of the run, and that all other parameters are in range."""
     if not abs(sampling.temperature - limits.temperature) <= _TEMPERATURE_TOLERANCE * limits.temperature:  # NaN too
         return RefusalReason.BAD_SAMPLING, f"temperature {sampling.temperature}, here {limits.temperature}"
     if sampling.max_new_tokens != limits.max_new_tokens:
@@ -183,7 +183,7 @@ def _check_spans(trace: TokenTrace, policy_id: str) -> Finding:
 
 
 def _check_length(traces: Sequence[TokenTrace], limits: AdmissionLimits) -> Finding:
-    """The model chose every token of single answers: no row is longer than prompt and `max_new_tokens`."""
+    """Checks that the model chose every token of single answers, in one turn of 1 to `max_new_tokens` tokens."""
     sizes = [trace.token_ids.size for trace in traces]
     if min(sizes) < 1 or max(sizes) > limits.max_new_tokens:
         return RefusalReason.BAD_TOKENS, f"{min(sizes)} to {max(sizes)} tokens, expected 1 to {limits.max_new_tokens}"
@@ -194,14 +194,14 @@ def _check_length(traces: Sequence[TokenTrace], limits: AdmissionLimits) -> Find
 
 
 def _check_cut_off(most_tokens: int, limits: AdmissionLimits) -> Finding:
-    """An answer that was cut off has all the tokens that it may have; a text has at least a byte for each."""
+    """Checks that an answer that was cut off can have `max_new_tokens` tokens; a text has at least a byte for each."""
     if most_tokens < limits.max_new_tokens:
         return RefusalReason.BAD_TOKENS, f"cut off after {most_tokens} tokens or fewer of {limits.max_new_tokens}"
     return None
 
 
 def _check_end(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
-    """An answer that ended has its end token: from answers without it a policy learns never to stop."""
+    """Checks that an answer that ended has an end token: without one, a policy would learn never to stop."""
     if rollout.finish is FinishReason.STOP and int(trace.token_ids[-1]) not in tokenizer.eos_ids:
         return RefusalReason.BAD_TOKENS, "ended without an end of sequence"
     return None
@@ -218,7 +218,7 @@ def _check_tokens(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer: 
 
 
 def _check_reencoded(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """Texts survive encoding with our vocabulary; those with too many tokens are cut off later (`cut_to_limit`)."""
+    """Checks that texts are not too long and survive encoding here; those of too many tokens are cut off later."""
     longest, most = max(len(rollout.text) for rollout in group.rollouts), most_chars(limits.max_new_tokens)
     if longest > most:
         return RefusalReason.UNUSABLE_TEXT, f"{longest} characters exceed {most}"
@@ -247,7 +247,7 @@ def _check_logprobs(traces: Sequence[TokenTrace]) -> Finding:
 
 
 def _check_byte_lengths(text: str, trace: TokenTrace) -> Finding:
-    """The tokens cover the whole text; their borders only its own tokenizer could check."""
+    """Checks that the byte lengths of the tokens add up to the text; only the producer's tokenizer could check each."""
     if trace.byte_lengths is None:
         return None
     total, expected = int(trace.byte_lengths.sum(dtype=np.int64)), len(text.encode())
@@ -255,7 +255,7 @@ def _check_byte_lengths(text: str, trace: TokenTrace) -> Finding:
 
 
 def _check_text(text: str, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
-    """The text that is scored shows every token that is learned."""
+    """Checks that the learned tokens decode to the scored text."""
     if tokenizer.decode(trace.token_ids.tolist()) != text:
         return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
     return None

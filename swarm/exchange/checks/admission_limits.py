@@ -1,4 +1,4 @@
-"""Bounds of admission, and the common form of all its checks.
+"""Bounds of admission, and the common result type of all its checks.
 
 Invariant: a check is a function that returns a finding, or None where nothing is wrong. No check trusts a length, a
 number or a name of a group beyond the guarantees of `open_group`, and no detail reveals prompt or answer text.
@@ -16,13 +16,13 @@ Finding = tuple[RefusalReason, str] | None
 
 
 def first(findings: Iterable[Finding]) -> Finding:
-    """The first finding; later checks are not made."""
+    """Returns the first finding of an iterable, or None; items after that finding are not computed."""
     return next((finding for finding in findings if finding is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionLimits:
-    """The bounds of admission."""
+    """Bounds that a group has to keep to be admitted."""
 
     max_group_bytes: int = 4 * 2**20  # as it travels and decompressed
     group_size: int = 8  # rollouts, exactly
@@ -41,7 +41,7 @@ class AdmissionLimits:
 
     @classmethod
     def from_config(cls, config: NodeConfig) -> "AdmissionLimits":
-        """The limits a node's configuration implies."""
+        """Limits that follow from a node's configuration."""
         return cls(
             max_group_bytes=config.exchange.max_group_bytes,
             group_size=config.generator.group_size,
@@ -64,7 +64,7 @@ class AdmissionLimits:
 
     @property
     def counts(self) -> CountLimits:
-        """Bounds of a group's elements, beyond which it is not parsed."""
+        """Bounds of the number of elements of a group; a group beyond them is not parsed."""
         return CountLimits.of_run(
             group_size=max(self.group_size, self.largest_group),
             max_new_tokens=self.max_episode_tokens if self.episode_environments else self.max_new_tokens,

@@ -1,7 +1,7 @@
 """Checks of episodes of several turns: their form, and every observation, reward and end against the replay here.
 
-Invariant: a token that the model did not choose is the one that this node's own replay and tokenizer put there; only
-observations of listed nodes (class `scored`) are believed.
+Invariant: a learned token that the model did not choose is the one that this node's own replay and tokenizer put there;
+only observations of nodes listed in `scored_from` are believed.
 
 Shape letters: T response tokens, K turns.
 """
@@ -32,7 +32,7 @@ CUT_EXTRA: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class TurnBounds:
-    """Places of a turn among the response tokens: action [start, end), then observation [end, next)."""
+    """Positions of a turn among the response tokens: action [start, end), then observation [end, next)."""
 
     start: int
     end: int
@@ -40,7 +40,7 @@ class TurnBounds:
 
 
 def turns_of(trace: TokenTrace) -> list[TurnBounds] | None:
-    """[K] turns; None where one has no action, or tokens that no turn explains."""
+    """[K] turns; None if a turn is not an action and then an observation, or if an observation ends the trace."""
     starts = [0, *(np.flatnonzero(np.diff(trace.turn_ids)) + 1).tolist()]
     turns: list[TurnBounds] = []
     for start, after in pairwise([*starts, trace.token_ids.size]):
@@ -52,7 +52,7 @@ def turns_of(trace: TokenTrace) -> list[TurnBounds] | None:
 
 
 def check_episodes(group: RolloutGroup, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
-    """Everything that group, vocabulary and limits decide."""
+    """Checks the form of episodes: everything that group, vocabulary and limits decide before a replay."""
     is_ours = group.tokenizer_digest == tokenizer.digest
     # of all rollouts, before a text of any is encoded
     finding = first(
@@ -71,9 +71,9 @@ def check_episodes(group: RolloutGroup, tokenizer: Tokenizer, limits: EpisodeLim
 
 
 def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
-    """Every episode as recorded against the same actions played here.
+    """Checks every recorded episode against the replay of its actions on this node.
 
-    A difference is its producer's fault only where both play the same version of the environment.
+    A difference is its producer's fault (WRONG_EPISODE) only where both nodes have the same version of the environment.
     """
     is_ours = group.tokenizer_digest == tokenizer.digest
     is_same = group.verifier == verdict.verifier
@@ -96,14 +96,14 @@ def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, li
 
 
 def check_believed(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer) -> Finding:
-    """Episodes whose observations are believed: no more actions than allowed, and all tokens are ours."""
+    """Checks episodes whose observations are believed: all tokens are ours, and no episode has too many turns."""
     if group.tokenizer_digest != tokenizer.digest or any(rollout.trace is None for rollout in group.rollouts):
         return RefusalReason.UNUSABLE_TEXT, "observations that are believed come as tokens of ours"
     return check_num_turns(group, verdict.task.max_turns, verdict.verifier)
 
 
 def check_num_turns(group: RolloutGroup, max_turns: int, verifier: str) -> Finding:
-    """No episode has more turns than the environment here, of that version, ever takes."""
+    """Checks that no episode has more than `max_turns` turns, the most of the environment here (version `verifier`)."""
     most = max(len(rollout.actions) for rollout in group.rollouts)
     if most > max_turns:
         is_same = group.verifier == verifier
@@ -113,7 +113,7 @@ def check_num_turns(group: RolloutGroup, max_turns: int, verifier: str) -> Findi
 
 
 def check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
-    """The texts are cut into about as many tokens as usual: a peer cannot teach our policy to spell letter by letter.
+    """Checks that texts are cut into about as many tokens as usual: no peer can teach our policy to spell out words.
 
     The bound is for the group, since one text may have collapsed into tokens that merge: 64 spaces are 2 tokens.
     """
@@ -127,7 +127,7 @@ def check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
 
 
 def most_chars(num_tokens: int) -> int:
-    """Most characters of a text of `num_tokens` tokens of another tokenizer."""
+    """Bound on the characters of a text of `num_tokens` tokens of another tokenizer."""
     return CHARS_PER_TOKEN * num_tokens + CHARS_OF_FEW
 
 
@@ -162,7 +162,7 @@ def _check_num_claims(rollout: Rollout) -> Finding:
 
 
 def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
-    """Tokens of our vocabulary: each action decodes to its text, and ends as its episode says."""
+    """Checks tokens of our vocabulary: each action decodes to its text, and the last one ends as `finish` states."""
     turns = turns_of(trace)
     assert turns is not None
     if trace.token_ids.size and int(trace.token_ids.view(np.uint32).max()) >= tokenizer.vocab_size:
@@ -182,7 +182,7 @@ def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, li
 
 
 def _check_num_chars(rollout: Rollout, limits: EpisodeLimits) -> Finding:
-    """Texts to be encoded here are no longer than texts of honest nodes."""
+    """Checks that texts are short enough to be encoded here; texts of honest nodes are."""
     longest, most = max(map(len, rollout.actions)), most_chars(limits.max_new_tokens)
     if longest > most:
         return RefusalReason.UNUSABLE_TEXT, f"{longest} characters of an action exceed {most}"
@@ -193,7 +193,7 @@ def _check_num_chars(rollout: Rollout, limits: EpisodeLimits) -> Finding:
 
 
 def _check_texts(rollout: Rollout, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
-    """Texts survive encoding with our vocabulary, and are no longer than our own actions."""
+    """Checks that texts survive encoding with our vocabulary, and have no more tokens than our own actions may have."""
     num_tokens = 0
     for text in rollout.actions:
         ids = tokenizer.encode_response(text)
@@ -217,7 +217,7 @@ def _difference(
     conversations: Conversations,
     limits: EpisodeLimits,
 ) -> str:
-    """The first difference to the replay; empty without one. `tokenizer` None: the tokens are of another tokenizer."""
+    """The first difference from the replay, or ""; without a `tokenizer` only the number of actions is compared."""
     num_actions, num_taken = len(rollout.actions), len(outcome.transitions)
     if num_taken != num_actions:
         return f"{num_actions} actions, of which the environment takes {num_taken}"
@@ -244,7 +244,7 @@ def _check_reencoded(
     conversations: Conversations,
     limits: EpisodeLimits,
 ) -> Finding:
-    """An episode that is encoded here ended by itself, and is no longer than our own episodes."""
+    """Checks that an episode that is encoded here was ended by its environment, and is no longer than ours may be."""
     if not outcome.is_ended:
         return RefusalReason.UNUSABLE_TEXT, "an episode that a limit in other tokens ended"
     num_tokens = 0
@@ -257,7 +257,7 @@ def _check_reencoded(
 
 
 def _check_claims(rollout: Rollout, outcome: EpisodeOutcome) -> Finding:
-    """Statuses and rewards of turns, if the producer claims any."""
+    """Checks the statuses and rewards that the producer claims for turns, if any."""
     if not rollout.claimed_turns:
         return None
     for number, (claim, transition) in enumerate(zip(rollout.claimed_turns, outcome.transitions, strict=True), start=1):

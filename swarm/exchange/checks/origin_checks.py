@@ -38,7 +38,7 @@ class OriginChecks:
         self._num_judged = Counter[NodeId]()  # groups of our lineage under admission, by producer
 
     def check(self, group: RolloutGroup, via: NodeId) -> Finding:
-        """Returns what is wrong with the origin of a group that a peer sent."""
+        """Returns the first fault in the origin of a group that the peer `via` sent; None without one."""
         return (
             self._producer_is_not_us(group)
             or self._producer_entry(group)
@@ -54,7 +54,7 @@ class OriginChecks:
 
     @contextmanager
     def counting_against_credit(self, group: RolloutGroup) -> Generator[None, None, None]:
-        """Counts a group of our lineage while it is judged, so that several at a time cannot pass on credit for one."""
+        """Counts a group of our lineage while it is judged, so that several at once cannot use the credit for one."""
         if group.policy_id != self._node_id:
             yield
             return
@@ -71,7 +71,7 @@ class OriginChecks:
         return (RefusalReason.DUPLICATE, "our own group") if group.producer == self._node_id else None
 
     def _producer_entry(self, group: RolloutGroup) -> Finding:
-        """A peer that was let in does not relay groups of nodes that were not."""
+        """Checks that the producer may take part in the run: an admitted peer may not relay groups of other nodes."""
         if self._entry is None or self._entry.is_admitted(group.producer):
             return None
         return RefusalReason.NO_ENTRY, f"producer {short(group.producer)} has shown nothing that lets it into the run"
@@ -82,7 +82,7 @@ class OriginChecks:
         return None
 
     def _producer_quota(self, group: RolloutGroup, via: NodeId) -> Finding:
-        """Groups that others relay count against their producer, too."""
+        """Charges a relayed group to the quota of its producer, in addition to that of the sender."""
         if group.producer != via and not self._reputation.try_take(group.producer):
             return RefusalReason.OVER_QUOTA, f"producer {short(group.producer)} used up its quota"
         return None
@@ -110,7 +110,7 @@ class OriginChecks:
         return check_freshness(group, head, now_s, self._limits, is_own_policy=is_own_policy)
 
     def _credit(self, group: RolloutGroup) -> Finding:
-        """Groups of our own lineage need credit, so that no follower crowds out the others."""
+        """Checks that a group of our own lineage has credit, so that no follower crowds out the others."""
         if self._credit_ledger is None or group.policy_id != self._node_id:
             return None
         if self._credit_ledger.is_expected(group.producer, self._num_judged[group.producer]):

@@ -33,7 +33,7 @@ _PER_FOREIGN_TOKEN = 8  # most tokens of another tokenizer for one of ours: a wo
 def cut_group(group: RolloutGroup, tokenizer: Tokenizer) -> RolloutGroup:
     """A group of another node cut as the learner cuts it, so that the learned text is the scored one.
 
-    Returns the same object if no text is too long, or if its tokens are ours.
+    The same object if no text is too long, or if every rollout has tokens of our tokenizer.
     """
     if correction_of(group, tokenizer) is not Correction.TEXT_ONLY:
         return group
@@ -45,16 +45,16 @@ def cut_group(group: RolloutGroup, tokenizer: Tokenizer) -> RolloutGroup:
 def check_verdict(
     group: RolloutGroup, scored: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: AdmissionLimits
 ) -> Finding:
-    """Task, prompt and rewards as rebuilt here, against the producer's claims.
+    """Checks the producer's task, prompt and claimed rewards against those rebuilt here.
 
-    A difference is its producer's fault only where both have the same version of the environment.
+    A difference is its producer's fault only if both nodes have the same version of the environment.
 
     Args:
-        group: as it came; its claims are about whole answers.
-        scored: `cut_group` of it.
-        verdict: on `scored`.
+        group: the group as it came; its claims are about whole answers.
+        scored: `cut_group` of `group`.
+        verdict: verdict on the episodes of `scored`.
         tokenizer: our own.
-        limits: of the run.
+        limits: limits of the run.
     """
     rewards: list[float] = verdict.rewards.tolist()
     if verdict.rewards.shape != (len(group.rollouts),) or not all(map(math.isfinite, rewards)):
@@ -97,7 +97,7 @@ def _check_against(
 
 
 def _fault(reason: RefusalReason, is_same: bool) -> RefusalReason:
-    """The reason if both have the same version; another version may hold out other tasks and ask differently."""
+    """`reason` if both nodes have the same version, else OTHER_ENVIRONMENT: versions may differ in prompts."""
     return reason if is_same else RefusalReason.OTHER_ENVIRONMENT
 
 
@@ -111,15 +111,15 @@ def to_scored_group(
     now_s: float,
     outcomes: Sequence[EpisodeOutcome] = (),
 ) -> ScoredGroup:
-    """The value that store, learner and relay work with.
+    """Builds the scored group that store, learner and relay work with.
 
     Args:
-        group: inside `sealed`.
-        sealed: as it travels.
+        group: content of `sealed`.
+        sealed: the group as it travels.
         rewards: [G], computed on this node.
-        tokenizer: of this node's model.
-        is_made_here: this node generated it.
-        now_s: wall clock.
+        tokenizer: tokenizer of this node's model.
+        is_made_here: True if this node generated the group.
+        now_s: wall clock, recorded as `first_seen_s`.
         outcomes: [G], of the replay on this node; empty if only rewards are known.
     """
     correction = correction_of(group, tokenizer)
@@ -136,7 +136,7 @@ def to_scored_group(
 
 
 def _kept_outcomes(outcomes: Sequence[EpisodeOutcome], correction: Correction) -> tuple[EpisodeOutcome, ...]:
-    """Outcomes, if they hold more than rewards; with observations only if the trace lacks our tokens of them."""
+    """The outcomes to keep: none if they hold only rewards; observations only if the trace lacks our tokens of them."""
     if all(len(outcome.transitions) < 2 and outcome.rewards.keys() <= {OUTCOME} for outcome in outcomes):
         return ()
     if correction is Correction.TEXT_ONLY:
@@ -148,7 +148,7 @@ def _kept_outcomes(outcomes: Sequence[EpisodeOutcome], correction: Correction) -
 
 
 def correction_of(group: RolloutGroup, tokenizer: Tokenizer) -> Correction:
-    """The ratios that this node may form for the group."""
+    """The kind of importance ratios that this node can form for all rollouts of a group."""
     if group.tokenizer_digest != tokenizer.digest:
         return Correction.TEXT_ONLY
     is_exact = True
@@ -160,7 +160,7 @@ def correction_of(group: RolloutGroup, tokenizer: Tokenizer) -> Correction:
 
 
 def clamp_logprobs(group: RolloutGroup) -> RolloutGroup:
-    """The group with log-probs above 0 by rounding set to 0; the same object when there are none."""
+    """The group with log-probs above 0 (rounding) set to 0; the same object if there are none."""
     known = [r.trace.logprobs for r in group.rollouts if r.trace is not None and r.trace.logprobs is not None]
     if not known or not (np.concatenate(known) > 0).any():  # one call for all: nearly no group has any
         return group
