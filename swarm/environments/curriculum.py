@@ -58,7 +58,7 @@ class TaskMixture:
         seed: int,
         spacing: int = SPACING,
     ) -> None:
-        """Empty `weights` weigh all environments equally. Raises ConfigError: unknown name, negative weight, or sum 0."""
+        """Empty `weights`: all environments count equally. Raises ConfigError: unknown name, weight < 0, or sum 0."""
         assert spacing > 0, spacing
         self._environments = dict(environments)
         mix = dict(weights) or dict.fromkeys(self._environments, 1.0)
@@ -281,7 +281,7 @@ class AdaptiveCurriculum:
                 )
 
     def _choose(self, memory: Mapping[str, Any], first: int, count: int) -> list[Task]:
-        """Chooses one task for each number; a task comes twice only if all candidates of a number are chosen already."""
+        """Chooses one task for each number; a task repeats only if all candidates of a number were chosen before."""
         chosen: list[Task] = []
         for number in range(first, first + count):
             tasks = self._candidates(number * NUM_CANDIDATES, NUM_CANDIDATES)
