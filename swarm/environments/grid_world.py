@@ -118,7 +118,7 @@ class Walk:
         self._num_turns = 0
 
     def step(self, action: Action) -> Transition:
-        """Takes a step, unless the word is unknown or the way blocked, and shows the grid; the goal ends the episode."""
+        """Takes a step, unless the word is unknown or the way blocked, and shows the grid; the goal ends the walk."""
         grid = self._grid
         self._num_turns += 1
         move = _WORDS.get(action.text.strip().rstrip(".").lower()) if len(action.text) < 20 else None

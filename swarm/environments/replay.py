@@ -26,7 +26,7 @@ _OUTCOME_ALONE = {OUTCOME: 1.0}
 
 
 Score = Callable[[int, str], Mapping[str, float]]
-"""(task id, last action) -> named rewards of an episode that ends with it; raises LookupError if there is no such task."""
+"""(task id, last action) -> named rewards of an episode that ends with that action; raises LookupError."""
 
 
 class ConfiguredEnvironment:

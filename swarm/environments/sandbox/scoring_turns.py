@@ -1,9 +1,10 @@
-"""Turns in which answers of peers are scored: who used least time lately goes first, and what takes long goes aside.
+"""Turns for scoring the answers of peers: the account with the least recent time goes first, slow answers
+have a lane of their own.
 
-What counts is who signed the answers, and where that key proved itself; who passed them on counts only for keys of whom
-neither is known. Invariant: known producers, newcomers and slow answers have one place each for certain, and newcomers
-and slow answers never hold all places together. Nobody holds two places of one kind. Of the known ones those who are
-established go first, and the others have one turn of SHARE for certain: one admitted group makes a free key known.
+Time counts against the key that signed the answers and against its origin; the peer that passed them on is the origin
+only of a key without another one. Invariant: known producers, newcomers and slow answers all get turns, and newcomers
+and slow answers never hold all places together. No account holds two places of one lane. Among known producers the
+established ones go first, but every SHARE-th turn goes to the others, since one admitted group makes a free key known.
 """
 
 import asyncio
@@ -23,11 +24,11 @@ SLOW_FOR_S: Final = 60.0  # after an answer that took too long
 
 
 class Lane(IntEnum):
-    """Kinds of places, in the order in which they are filled."""
+    """Kind of place. Lanes that hold no place are served first, in this order."""
 
     KNOWN = 0
     NEW = 1
-    SLOW = 2  # answers that took longer than a first try may, and those of who sent such before
+    SLOW = 2  # answers that exceeded a first try, and later ones of the same producer
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +40,7 @@ class _Waiter:
 
 
 class ScoringTurns:
-    """The places of one verifier, and who has them next. Single event loop, no threads.
+    """Queue of producers for the places of one verifier. Single event loop, no threads.
 
     Example:
         turns = ScoringTurns(loop.time)
@@ -59,40 +60,40 @@ class ScoringTurns:
         self._num_first = 0  # turns of established ones, one after the other
 
     def lane_of(self, producer: Producer, env: str) -> Lane:
-        """Lane in which a producer's answers are tried first; slow ones in one environment say nothing of another."""
+        """Lane in which a producer's answers are tried first; slow answers in other environments have no effect."""
         keys = [(key, env) for key in _blamed(producer)]
         if any(self._now_s() - self._overran_s.get(key, -SLOW_FOR_S) < SLOW_FOR_S for key in keys):
             return Lane.SLOW
         return Lane.KNOWN if producer.is_known else Lane.NEW
 
     def of(self, producer: Producer, lane: Lane) -> "_Place":
-        """A context that waits for a place and holds it."""
+        """Asynchronous context manager that waits for a place of the lane, then holds it."""
         account = _slow_account_of(producer) if lane is Lane.SLOW else account_of(producer)
         return _Place(self, account, producer.node_id, lane)
 
     def is_unused(self, producer: Producer) -> bool:
-        """True if nothing was scored lately for a producer that is not known, nor for where it comes from."""
+        """True for an unknown producer if neither its key nor its account used any time lately."""
         now_s = self._now_s()
         keys = (account_of(producer), producer.node_id)
         return not producer.is_known and not any(self._used_s.of(key, now_s) for key in keys)
 
     def is_crowded(self, lane: Lane) -> bool:
-        """True if somebody waits for a place of that kind."""
+        """True if anybody waits for a place of the lane."""
         return bool(self._waiting[lane])
 
     def charge(self, producer: Producer, seconds: float, *, is_slow: bool = False) -> None:
-        """Counts the time that a process spent on a producer's answers; `is_slow`: among the slow ones."""
+        """Charges a producer's key and account with the time of a process; if `is_slow`, its slow account, too."""
         keys = {account_of(producer), producer.node_id}
         for key in keys | {_slow_account_of(producer)} if is_slow else keys:
             self._used_s.add(key, seconds, self._now_s())
 
     def note_overrun(self, producer: Producer, env: str) -> None:
-        """Answers of a producer took longer than a first try may: the next ones there go aside at once."""
+        """Notes that a producer's answers exceeded a first try: its next ones in `env` go to the slow lane at once."""
         for key in _blamed(producer):
             self._overran_s[key, env] = self._now_s()
 
     async def enter(self, account: str, producer: str, lane: Lane) -> None:
-        """Waits for a place; every place that was given is left again by `leave`."""
+        """Waits for a place, which the caller has to give back with `leave`."""
         if not self._num_waiting and self._has_room(lane) and account not in self._holding[lane]:
             self._holding[lane].add(account)
             return
@@ -103,12 +104,12 @@ class ScoringTurns:
         try:
             await waiter.place
         except asyncio.CancelledError:
-            if not self._remove(waiter):  # its turn had come
+            if not self._remove(waiter):  # it had its place already
                 self.leave(account, lane)
             raise
 
     def leave(self, account: str, lane: Lane) -> None:
-        """Gives a place back, to who is next."""
+        """Gives a place back, and grants it to the next waiter."""
         self._holding[lane].discard(account)
         self._grant()
 
@@ -139,7 +140,7 @@ class ScoringTurns:
             waiter.place.set_result(None)
 
     def _next(self) -> _Waiter | None:
-        """The next waiter: first of a lane that holds no place, then of the other lanes, known producers last."""
+        """Next waiter that has room: of a lane that holds no place, else of the other lanes, the known one last."""
         lanes = [lane for lane in Lane if self._waiting[lane] and self._has_room(lane)]
         for lane in sorted(lanes, key=lambda lane: bool(self._holding[lane]) * (1 + (lane is Lane.KNOWN))):
             waiter = self._next_in(lane)
@@ -148,9 +149,11 @@ class ScoringTurns:
         return None
 
     def _next_in(self, lane: Lane) -> _Waiter | None:
-        """Of the account that used least lately and holds no place, the producer that did; of equals who came first.
+        """Next waiter of a lane; None if there is none.
 
-        Accounts of established ones go before, but for one turn of SHARE.
+        It is chosen by the least recent time: first among the accounts without a place in the lane, then among the
+        producers of that account; equals in order of arrival. Established accounts come before all others, or in every
+        SHARE-th turn after them.
         """
         now_s, used_s, holding = self._now_s(), self._used_s, self._holding[lane]
         accounts = [account for account in self._waiting[lane] if account not in holding]
@@ -170,21 +173,22 @@ class ScoringTurns:
 
 
 def _blamed(producer: Producer) -> set[str]:
-    """Keys that are scored aside after slow answers: the producer, and its origin while the producer is unknown.
+    """Keys whose next answers go to the slow lane: the producer's, and its account's while the producer is unknown.
 
-    Never a neighbour that passed the answers on: it passes on those of others, too."""
+    A neighbour that passed the answers on is never among them, since it passes on those of others, too.
+    """
     is_alone = producer.is_known or producer.is_relayed
     return {producer.node_id} if is_alone else {account_of(producer), producer.node_id}
 
 
 def _slow_account_of(producer: Producer) -> str:
-    """Among slow answers where a key comes from counts, known or not: one admitted group makes a free key known."""
+    """Slow account of a producer: its origin, known or not, since one admitted group makes a free key known."""
     return f"slow from {producer.origin or producer.node_id}"
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A place for the time of a `with`."""
+    """Context manager that holds a place."""
 
     turns: ScoringTurns
     account: str
