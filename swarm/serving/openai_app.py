@@ -7,7 +7,7 @@
     POST /inference/v1/generate    token ids in, token ids out
     POST /tokenize, /detokenize
 
-Invariant: requests are bounded in bytes, tokens and number; an abandoned request leaves the engine.
+Invariant: requests are bounded in bytes, tokens and number; an abandoned request is removed from the engine.
 
 Source: OpenAI API reference; vLLM `entrypoints/openai` and `entrypoints/serve`.
 """
@@ -66,9 +66,9 @@ from swarm.types import FinishReason, JsonDict
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 16 * 2**20
-MAX_OPEN: Final = 1024  # answers under way
+MAX_OPEN: Final = 1024  # answers in progress
 DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI's
-DEFAULT_CHAT_TOKENS: Final = 1024  # an answer keeps so much room in the cache; fewer where the context has no more
+DEFAULT_CHAT_TOKENS: Final = 1024  # room in the cache that an answer keeps; less if the context has less
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,7 @@ class ServedModel:
 
 
 class OpenAiApp:
-    """Answers requests for one model.
+    """Application that answers requests for one model; `routes` is its ASGI form.
 
     Example:
         app = OpenAiApp(ServedModel(name="tiny", completer=engine, tokenizer=tokenizer, context_tokens=512), key="k")
@@ -141,7 +141,7 @@ class OpenAiApp:
         requests = self._requests(asked, [prompt_ids], most, num_top)
 
         def remember(answer: Answer) -> None:
-            if not answer.stop:  # else the client has less text than was made
+            if not answer.stop:  # else the client has less text than the model made
                 ids = [*answer.prompt_ids, *answer.completion.token_ids]
                 is_ended = answer.completion.finish is FinishReason.STOP
                 self.memory.add(messages, answer.text, ids, is_ended)
@@ -225,7 +225,7 @@ class OpenAiApp:
     def _requests(
         self, asked: SamplingFields, prompts: Sequence[Sequence[int]], most: int | None, num_top: int
     ) -> list[CompletionRequest]:
-        """Requests to the engine, prompt by prompt. Raises RequestRefused where one does not fit."""
+        """Requests to the engine, prompt by prompt. Raises RequestRefused if they are too many or too long."""
         if len(prompts) * asked.n > MAX_CHOICES:
             raise RequestRefused(f"n: {len(prompts)} prompts x {asked.n} answers exceed {MAX_CHOICES}", "n")
         requests: list[CompletionRequest] = []
@@ -254,7 +254,13 @@ class OpenAiApp:
     async def _whole(
         self, request: Request, requests: Sequence[CompletionRequest], stop: Sequence[str]
     ) -> list[Answer]:
-        """Every answer, whole. Raises ClientDisconnect where the client has gone."""
+        """Waits for all answers and returns them.
+
+        Raises:
+            ClientDisconnect: the client has gone.
+            RequestRefused: too many answers are in progress.
+            Unavailable: the engine fails.
+        """
         with self._open(len(requests)):
             calls = (whole_answer(self._model.completer, self._model.tokenizer, each, stop) for each in requests)
             answers = asyncio.gather(*calls)
@@ -322,7 +328,7 @@ class OpenAiApp:
     async def _steps(
         self, requests: Sequence[CompletionRequest], stop: Sequence[str]
     ) -> AsyncGenerator[tuple[int, AnswerPiece | Answer]]:
-        """Pieces and answers of all requests as they come."""
+        """Yields the pieces and answers of all requests as they come, each with the index of its request."""
         news: asyncio.Queue[tuple[int, AnswerPiece | Answer | BaseException]] = asyncio.Queue()
 
         async def follow(index: int, request: CompletionRequest) -> None:
@@ -351,7 +357,7 @@ class OpenAiApp:
     # --- shared ---------------------------------------------------------------------------------------
 
     def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint for callers with the key, and its refusals as OpenAI's clients read them."""
+        """Wraps an endpoint: refuses callers without the key, and turns errors into replies for OpenAI's clients."""
 
         async def answer(request: Request) -> Response:
             given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
@@ -376,7 +382,7 @@ class OpenAiApp:
         return answer
 
     async def _read(self, kind: type[Any], request: Request) -> Any:
-        """The request in a body. Raises RequestRefused."""
+        """Reads a request from its body and checks it. Raises RequestRefused."""
         try:
             data: object = json.loads(await read_body(request.stream(), MAX_BODY_BYTES))
         except TooLarge as error:
@@ -389,7 +395,7 @@ class OpenAiApp:
         return asked
 
     async def _encoded(self, encode: Callable[[Any], Any], what: object) -> Any:
-        """Token ids, made in a thread: a long text takes long."""
+        """Result of `encode`, run in a thread since a long text takes long. Raises RequestRefused."""
         try:
             return await asyncio.to_thread(encode, what)
         except ConfigError as error:
@@ -410,7 +416,7 @@ class OpenAiApp:
 
     @contextmanager
     def _open(self, count: int) -> Generator[None]:
-        """Counts answers under way while it is entered. Raises RequestRefused where these are too many."""
+        """Counts answers as in progress during the block. Raises RequestRefused if there would be too many."""
         self._require_room(count)
         self._num_open += count
         try:

@@ -220,7 +220,7 @@ class SandboxVerifier:
 
     @asynccontextmanager
     async def _turn(self, producer: Producer, lane: Lane) -> AsyncGenerator[Allowance]:
-        """Holds a place for a producer's answers and yields its allowance. Raises OverBudget before or after waiting."""
+        """Holds a place for a producer's answers; yields its allowance. Raises OverBudget before or after waiting."""
         self._allowance(producer)
         async with self._turns.of(producer, lane):
             yield self._allowance(producer)  # again: others of its account may have been scored
