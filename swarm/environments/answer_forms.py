@@ -1,9 +1,9 @@
 """The strict reading of an answer to a reasoning-gym dataset: the whole text is the answer, or it is wrong.
 
-reasoning-gym's scorers find an answer inside of other text, round, and read `nan` as a number; a peer could have others
-learn from these texts. Invariant: in a dataset that is not listed here, only the reference is right, letter for letter;
-a listed dataset also accepts equal values (`READ`), what a rule of this module accepts (`JUDGED`), or texts of a form
-that its own scorer then judges (`FORM`, some with a further rule in `ALSO`).
+reasoning-gym's scorers find an answer inside of other text, round, and read `nan` as a number; a peer could make other
+nodes learn from these texts. Invariant: in a dataset that is not listed here, only the reference is right, letter for
+letter; a listed dataset also accepts equal values (`READ`), texts that a rule of this module accepts (`JUDGED`), or
+texts of a form that its own scorer then judges (`FORM`, some with a further rule in `ALSO`).
 """
 
 import ast
@@ -35,7 +35,7 @@ def is_right(dataset: str, answer: str, reference: str, entry: Entry, score: Cal
         dataset: name of the dataset.
         answer: hostile text, without surrounding white space; an empty one is wrong.
         reference: right answer as text; "" if the dataset has none.
-        entry: the problem.
+        entry: problem as reasoning-gym made it.
         score: scorer of the dataset; called only for an answer of the form that `FORM` has for the dataset.
     """
     if answer == reference.strip():

@@ -44,7 +44,7 @@ class CalculatorEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """A random expression, other than the one of the worked example."""
+        """Problem with a random expression, other than that of the worked example."""
         example = self._draw(random.Random(f"{self.config.seed}:example"))
         source = random.Random(f"{self.config.seed}:{task_id}")
         asked = self._draw(source)
@@ -66,7 +66,7 @@ class CalculatorEnvironment(NumberedEnvironment):
         return (*(Message(role=role, content=text) for role, text in chat), *super().opening(problem))
 
     def begin(self, problem: Problem) -> "Calculation":
-        """Starts an episode without any call."""
+        """Starts an episode, in which no call was made yet."""
         return Calculation(problem.reference, self._role, is_line=self._is_line)
 
     @property

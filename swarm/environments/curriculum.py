@@ -4,7 +4,8 @@
 rewards of earlier groups, for recipes that have a prompt chooser.
 
 Invariant: training never sees a held-out problem, and every choice follows from the seed, in an adaptive curriculum
-also from earlier rewards. An adaptive curriculum writes its memory to disk before it returns the groups of a round.
+also from earlier rewards. An adaptive curriculum writes its memory to disk before it returns the groups of a round; a
+failed write is only logged.
 """
 
 import json
@@ -58,7 +59,7 @@ class TaskMixture:
         seed: int,
         spacing: int = SPACING,
     ) -> None:
-        """Empty `weights`: all environments count equally. Raises ConfigError: unknown name, weight < 0, or sum 0."""
+        """Weighs all environments equally if `weights` is empty. Raises ConfigError for a wrong name or weight."""
         assert spacing > 0, spacing
         self._environments = dict(environments)
         mix = dict(weights) or dict.fromkeys(self._environments, 1.0)
@@ -80,7 +81,7 @@ class TaskMixture:
         """The task with a number >= 0 of the sequence.
 
         Raises:
-            ConfigError: an environment gave nothing but held-out problems, or as its method `task`.
+            ConfigError: an environment gave nothing but held-out problems, or cannot build a problem.
             LookupError: a drawn task does not exist, as for a record without its question.
         """
         assert number >= 0, number
@@ -268,7 +269,7 @@ class AdaptiveCurriculum:
         wanted: Mapping[int, int],
         groups: list[RolloutGroup | None],
     ) -> None:
-        """Makes the group of each index, or adds to the one of an earlier round, with `wanted[index]` responses."""
+        """Makes `wanted[index]` responses for each index, and adds them to the group of an earlier round, if any."""
         for size in sorted(set(wanted.values())):
             indices = [index for index, missing in wanted.items() if missing == size]
             made = await self._offload(

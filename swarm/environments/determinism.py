@@ -251,9 +251,9 @@ def main() -> None:
 
 
 def played(environment: "Environment", *, is_reversed: bool) -> dict[str, list[str]]:
-    """Values of the verifier's name and of a few tasks, references and episodes, each as JSON, by name of the part.
+    """Name of each part (verifier, a few tasks, references and episodes) -> its values as JSON, one or two.
 
-    `is_reversed` makes all parts in reverse order, and then once more: two values each. A part that raises has the
+    `is_reversed` makes all parts in reverse order, and then once more, for two values each. A part that raises has the
     exception's name as its value. Parts after the first one that takes too long are left out.
     """
     last = environment.num_tasks - 1

@@ -25,7 +25,7 @@ ANSWER_CPU_S: Final = 0.05
 
 
 def is_held_out(question: str) -> bool:
-    """True for about a quarter of all questions, on which no node trains: the lowest SHA-256 digests of the UTF-8 text.
+    """True if the SHA-256 of a question (UTF-8) is in the lowest quarter; no node trains on these questions.
 
     The result depends on the text alone, so every node holds out the same questions whatever its seed, and two task
     ids with the same question get the same result.

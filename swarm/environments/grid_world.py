@@ -34,7 +34,7 @@ class Grid:
     steps_left: dict[State, int]
 
     def after(self, state: State, move: Cell) -> State | None:
-        """The state after a step; None where a wall or the edge is in the way."""
+        """The state after a step; None if a wall or the edge is in the way."""
         (row, column), is_open = state
         cell = row + move[0], column + move[1]
         if cell in self.walls or not (0 <= cell[0] < self.size and 0 <= cell[1] < self.size):
@@ -65,7 +65,7 @@ class GridWorldEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """A random grid whose goal is 2 to `steps` steps away; without walls, at any distance, if _MAX_DRAWS fail."""
+        """Problem with a random grid, its goal 2 to `steps` away; without walls and farther if many draws fail."""
         source = random.Random(f"{self.config.seed}:{task_id}")
         for _ in range(_MAX_DRAWS):
             grid = self._draw(source, self._walls)
@@ -84,7 +84,7 @@ class GridWorldEnvironment(NumberedEnvironment):
         )
 
     def begin(self, problem: Problem) -> "Walk":
-        """Starts an episode at the start of the grid."""
+        """Starts an episode at the start cell of the grid."""
         return Walk(problem.entry, is_char=self.style == "char")
 
     def demonstration(self, task_id: int) -> Actions:

@@ -42,7 +42,7 @@ class RecordEnvironment(AnswerEnvironment):
     is_record_needed = False  # by the judge; else a cached problem would keep its whole record in memory
 
     def __init__(self, config: EnvironmentConfig, verifier: str = "match") -> None:
-        """Raises ConfigError: unknown param, no such file, wrong digest, a line over MAX_LINE_BYTES, or no records."""
+        """Raises ConfigError for an unknown param, and as `open_records`."""
         unknown = sorted(set(config.params) - _PARAMS)
         if unknown:
             raise ConfigError(f"environment {config.name}: unknown param {unknown[0]!r}; known: {sorted(_PARAMS)}")
@@ -114,7 +114,7 @@ class FunctionEnvironment(RecordEnvironment):
     is_answer_needed = False
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError: the function cannot be loaded or called as needed, or the problems cannot be loaded."""
+        """Raises ConfigError if the function or problems cannot be loaded, or the function has a wrong signature."""
         if not config.params.get("path"):
             raise ConfigError(f"environment {config.name}: params.path must name the .jsonl file of problems")
         score = load_object(config.dataset)
@@ -165,7 +165,7 @@ class FunctionEnvironment(RecordEnvironment):
         return float(cast("Any", given))
 
     def _rescaled(self, value: float, of: str = "") -> float:
-        """The value, scaled from `reward_range` to [0, 1]. Raises ValueError outside the range, with `of` before it."""
+        """Scales a value from `reward_range` to [0, 1]. Raises ValueError outside of it; `of` describes the value."""
         share = (value - self._low) / (self._high - self._low)
         for end in (0.0, 1.0):  # a weighted sum may miss it by its rounding
             if abs(share - end) < _ROUNDING:
@@ -180,7 +180,7 @@ class FunctionEnvironment(RecordEnvironment):
 
 
 class _Entry(NamedTuple):
-    """A record, {} unless the judge needs it, and its chat, () if the question is a field of its own."""
+    """A record ({} unless the judge needs it) and its chat (() if the record has a field with the question)."""
 
     record: Mapping[str, Any]
     chat: tuple[Message, ...]

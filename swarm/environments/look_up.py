@@ -72,7 +72,7 @@ class LookUpEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """Random tables, and a question about their first person."""
+        """Problem with random tables and a question about their first person."""
         source, count = random.Random(f"{self.config.seed}:{task_id}"), self._people
         if self.style == "char":
             words: dict[str, None] = {}
@@ -95,7 +95,7 @@ class LookUpEnvironment(NumberedEnvironment):
         )
 
     def begin(self, problem: Problem) -> "LookUp":
-        """Starts an episode without any search."""
+        """Starts an episode, in which nothing was searched yet."""
         return LookUp(problem.entry, is_char=self.style == "char")
 
     def demonstration(self, task_id: int) -> Actions:

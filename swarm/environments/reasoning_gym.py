@@ -66,12 +66,12 @@ class ReasoningGymEnvironment(AnswerEnvironment):
     `config.params` are the dataset's, plus `exact` (default true): reward 1 for an answer that is right as a whole
     (`answer_forms.is_right`) and 0 for any other. reasoning-gym itself gives partial credit to wrong answers
     (chain_sum: the length of the right number over that of an answer that contains it; other datasets 0.01 to 0.5 for
-    a well-formed wrong answer); `exact = false` passes that credit on. An answer that its scorer pays in full but
+    a well-formed wrong answer); `exact = false` passes that credit on. An answer that reasoning-gym pays in full but
     `is_right` does not accept is worth 0.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError: reasoning-gym is missing, or the dataset or a parameter is unknown or cannot be used."""
+        """Raises ConfigError if reasoning-gym is missing, or the dataset or a parameter is unknown or unusable."""
         params = dict(config.params)
         self._is_exact = params.pop("exact", True)
         if not isinstance(self._is_exact, bool):

@@ -20,7 +20,7 @@ MAX_FILE_BYTES: Final = 256 * 2**20  # a larger one is not read
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordFacts:
-    """Counts over the records of one environment.
+    """Counts over the records of one environment, and their right answers.
 
     Example: a file with 60 questions, each of them four times with four different right answers, has num_records 240,
     num_questions 60 and num_contradicting 240.

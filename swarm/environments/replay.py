@@ -79,7 +79,7 @@ class ReplayedEpisode:
         return bool(self.transitions) and self.transitions[-1].is_end
 
     def step(self, text: str) -> Transition:
-        """Takes one more action and returns the environment's answer; action number `max_turns` ends the episode.
+        """Takes one more action and returns the environment's answer; action `max_turns` is always the last.
 
         Raises:
             ValueError: the environment returned no Transition, an unknown status, a reward that is no finite number,
@@ -144,7 +144,7 @@ def weights_of(environment: Environment) -> Mapping[str, float]:
 
 
 def score_of(environment: Environment) -> Score | None:
-    """Function that judges the last action alone; None where episodes are replayed."""
+    """Function that judges the last action alone; None if episodes are replayed."""
     return environment.score if isinstance(environment, ConfiguredEnvironment) else None
 
 
@@ -224,7 +224,7 @@ def _bounded(transition: Transition) -> Transition:
 
 
 def _in_range(name: str, reward: float) -> float:
-    """The reward, clipped so that its square fits into float32. Raises ValueError if it is not finite."""
+    """The reward, clipped to [-MAX_REWARD, MAX_REWARD]. Raises ValueError if it is not finite."""
     if not math.isfinite(reward):
         raise ValueError(f"{name} is {reward}, which is no finite number")
     return min(MAX_REWARD, max(-MAX_REWARD, reward))

@@ -78,7 +78,7 @@ class RetryEnvironment:
         self._examples = self._find_examples() if has_example else ()  # built once: every prompt shows two of them
 
     def task(self, task_id: int) -> Task:
-        """The inner task, held out or not as there, after the example if there is one. Raises as the inner `task`."""
+        """The task of the inner environment, with the example, if any, before its chat. Raises as the inner `task`."""
         task = self.inner.task(task_id)
         return replace(task, messages=(*self._worked(task), *task.messages), max_turns=self.max_turns)
 
@@ -99,7 +99,7 @@ class RetryEnvironment:
         return tuple(found.values())[:_NUM_EXAMPLES]
 
     def _worked(self, asked: Task) -> tuple[Message, ...]:
-        """Two worked questions, the first answered wrongly and then rightly, the second rightly; () without any."""
+        """Two worked questions, one answered wrongly and then rightly, one rightly; () if there are no examples."""
         if not self._examples:
             return ()
         first, second = [each for each in self._examples if each.messages != asked.messages][:2]
@@ -131,7 +131,7 @@ class _Example:
 
 
 def _num_answers(inner: Environment) -> float:
-    """Number of different right answers among the first _NUM_LOOKED_AT tasks; infinity if there are fewer tasks."""
+    """Number of different right answers among the first _NUM_LOOKED_AT tasks; infinity if they are fewer."""
     if inner.num_tasks < _NUM_LOOKED_AT:
         return math.inf
     answers: set[str] = set()

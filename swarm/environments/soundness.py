@@ -59,10 +59,11 @@ def read_tried(data: Mapping[str, Any]) -> TriedOut:
 
 
 def try_out(environment: Environment) -> TriedOut:
-    """Builds tasks of the whole range, for at most 3 s of CPU, and makes up episodes of the first few.
+    """Builds tasks of the whole range, for about 3 s of CPU at most, and makes up episodes of the first few.
 
     Raises:
-        ConfigError: a task, a reference or a demonstration raises anything but LookupError, or a signal is unknown.
+        ConfigError: a task, a reference or a demonstration raises any error but a plain LookupError, or a signal is
+            unknown.
     """
     end_s, last = time.process_time() + _BUILD_S, environment.num_tasks - 1
     for task_id in sorted({last * number // (_NUM_BUILT - 1) for number in range(_NUM_BUILT)}, reverse=True):
@@ -107,7 +108,7 @@ def _known_actions(environment: Environment, task_id: int) -> tuple[Actions, ...
 
 
 def _ask(environment: Environment, method: str, task_id: int) -> object:
-    """Result of a method for a task; None if it raises LookupError. Raises ConfigError if it raises anything else."""
+    """Result of a method for a task; None if it raises a plain LookupError. Raises ConfigError for any other error."""
     try:
         return getattr(environment, method)(task_id)
     except ConfigError:
@@ -119,7 +120,7 @@ def _ask(environment: Environment, method: str, task_id: int) -> object:
 
 
 def _varied(action: str, source: random.Random) -> str:
-    """The action, every other time with random digits in place of its own."""
+    """The action, with probability 1/2 with random digits in place of its own."""
     return re.sub(r"[0-9]", lambda _: str(source.randrange(10)), action) if source.random() < 0.5 else action
 
 

@@ -54,7 +54,7 @@ def _tagged_calls(text: str) -> tuple[ToolCall, ...] | None:
 
 
 def _call(body: str) -> ToolCall | None:
-    """The call that a JSON object describes; None for any other text, also a too long or too deeply nested one."""
+    """The call that a JSON object describes; None for any other text, and if it is too long or nested too deeply."""
     if len(body) > _MAX_CALL_CHARS or _is_deep(body):
         return None
     try:

@@ -36,7 +36,7 @@ class TasksetEnvironment(NumberedEnvironment):
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError: verifiers is missing, or the taskset cannot be loaded or replayed, or has no tasks."""
+        """Raises ConfigError if verifiers is missing, or the taskset cannot be loaded or replayed, or has no tasks."""
         settings = dict(config.params)
         taskset_id, max_turns = settings.pop("taskset", ""), settings.pop("max_turns", None)
         origin = f"environment {config.name}: taskset {taskset_id!r}"
@@ -70,7 +70,7 @@ class TasksetEnvironment(NumberedEnvironment):
         super().__init__(config, f"{verifier_name(config, 1)} {tasks} {code}", len(self._tasks))
 
     def build(self, task_id: int) -> Problem:
-        """The prompt of a task as text, with its answer if it has one."""
+        """Problem with the text of a task's prompt, and its answer if it has one."""
         data = self._tasks[task_id].data
         answer = getattr(data, "answer", None)
         return Problem(

@@ -102,7 +102,7 @@ class Decoding:
 
     @property
     def goes_on(self) -> bool:
-        """False once every row has ended."""
+        """True until every row has ended."""
         return bool(self._waiting or self._running or self._parked or self._answered)
 
     @property
@@ -114,7 +114,7 @@ class Decoding:
 
     @torch.inference_mode()
     def step(self, version: PolicyVersion) -> None:
-        """Begins and resumes rows while there is room, then makes a token of each running row, all by `version`."""
+        """Fills free places with rows, then makes a token of each running row, all with the weights of `version`."""
         if self._version != version:
             self._version, self._num_changes = version, self._num_changes + 1
         self._take_answers()
@@ -214,7 +214,7 @@ class Decoding:
             self._forget(next(iter(self._kept)))
 
     def _forget(self, place: tuple[int, int]) -> _Kept | None:
-        """Takes out the kept entries of (row, conversation); None: they have to be computed again."""
+        """Removes and returns the kept entries of (row, conversation); None if they are no longer kept."""
         kept = self._kept.pop(place, None)
         self._num_kept_bytes -= 0 if kept is None else kept.entries.size_bytes
         return kept

@@ -47,7 +47,7 @@ class EpisodePlayer:
         self._conversations = [Conversations(tokenizer, task.env) for task in self._tasks]
 
     def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
-        """Plays an action of a rollout in its environment; an `interfaces.Observe`."""
+        """Plays the newest action of a rollout in its environment, as `interfaces.Observe` describes."""
         task = self._tasks[rollout]
         answer: Future[Observation | None] = Future()
         self._num_tokens[rollout] += len(action_ids)

@@ -44,7 +44,7 @@ class Entries:
         return Entries(_cache(pairs), mask[:, first:])
 
     def concat(self, other: "Entries") -> "Entries":
-        """The rows of both, the shorter ones padded on the left."""
+        """Entries of the rows of both, the shorter ones padded on the left."""
         length = max(self.mask.shape[1], other.mask.shape[1])
         pairs = (
             (
@@ -111,7 +111,7 @@ def _without_gaps(entries: Entries, num_shared: int, num_padding: torch.Tensor) 
 
 
 def advance(network: nn.Module, entries: Entries, tokens: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:
-    """Extends every row by the same number of tokens, in place; also returns the logits [R, V] of the token after."""
+    """Extends all rows in place by equally many tokens; also returns the logits [R, V] of the token after these."""
     ids = torch.tensor(tokens, device=entries.mask.device)
     mask = torch.cat([entries.mask, entries.mask.new_ones(ids.shape)], dim=1)
     positions = (mask.cumsum(dim=1) - 1)[:, -ids.shape[1] :]

@@ -64,7 +64,7 @@ _SEED_BITS: Final = 63  # of a server's seeds
 class OpenAIGenerator:
     """Samples from a remote server; implements `swarm.interfaces.Generator`, which documents its methods.
 
-    Each sample is a request of its own with its own seed, at most `max_rows` at a time: servers differ in what a seed
+    Each sample is a separate request with its own seed, at most `max_rows` at a time: servers differ in what a seed
     means for several samples of one request, and prefix caching makes the shared prompt cheap. Samples are
     reproducible as far as the server's are. Weights are loaded after the call in progress, even with `in_flight`, since
     the server's replies do not tell which weights made a token. If the server neither loads a version nor returns to
@@ -191,7 +191,7 @@ class OpenAIGenerator:
     def _greedy_actions(
         self, max_new_tokens: int, prompts: Prompts, num_samples: int, numbers: Sequence[int] | None
     ) -> list[Rollout]:
-        """One greedy action for each prompt; takes neither several samples nor numbers."""
+        """One greedy action for each prompt; `num_samples` must be 1, and `numbers` None."""
         assert num_samples == 1 and numbers is None
         sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
         made = self._each(list(prompts), lambda prompt: self._complete(prompt, sampling, 0), _NOTHING)

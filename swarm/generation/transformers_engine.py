@@ -61,7 +61,7 @@ class TransformersGenerator:
 
     If weights are replaced in flight, later tokens come from the new weights over the cache that the old ones made;
     random numbers stay those of the version at the start of the call. New weights are copied; the old ones are kept
-    until the canaries agree, and restored if they do not. No token is made before that.
+    until the canaries agree, and restored if they do not. No token is made before this is decided.
 
     Args:
         network: a transformers causal LM in eval mode, which nothing else may use (load another copy, or deepcopy).
@@ -310,7 +310,7 @@ class TransformersGenerator:
 class SnapshotEvaluator(TransformersGenerator):
     """Evaluates the newest version of a learner whose network is spread over several processes.
 
-    It owns a network, and loads the newest snapshot before each call of `generate`, `greedy` and `score`.
+    The evaluator owns a network, and loads the newest snapshot before each call of `generate`, `greedy` and `score`.
 
     Args:
         newest: returns the learner's newest version and its published tensors.

@@ -174,7 +174,7 @@ class VllmGenerator:
     def _greedy_actions(
         self, max_new_tokens: int, prompts: Prompts, num_samples: int, numbers: Sequence[int] | None
     ) -> list[Rollout]:
-        """One greedy action for each prompt; takes neither several samples nor numbers."""
+        """One greedy action for each prompt; `num_samples` must be 1, and `numbers` None."""
         assert num_samples == 1 and numbers is None
         sampling = Sampling(max_new_tokens=max_new_tokens)
         request = GenerateRequest(prompts=prompts, num_samples=1, sampling=sampling, greedy=True)

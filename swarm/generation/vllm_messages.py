@@ -1,8 +1,8 @@
 """Messages between a worker and its vLLM engine process: JSON, one object per line, over the process's own pipes.
 
     worker -> engine   EngineSettings, then {"id", "call": "generate" | "score" | "load" | "cancel", "body"}
-    engine -> worker   {"ready": name} or {"missing" | "error": why}, then in the order in which calls end
-                       {"id", "result"} or {"id", "error", "message"}
+    engine -> worker   {"ready": name, "compute_dtype"} or {"missing" | "error": reason}, then {"tokens": total} as a
+                       sign of life, and in the order in which calls end {"id", "result"} or {"id", "error", "message"}
 
 JSON, as the engine's environment may have another Python, numpy and torch. Invariant: numbers cross bit for bit.
 """

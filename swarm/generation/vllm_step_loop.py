@@ -1,7 +1,7 @@
 """Step loop: one thread that owns an engine, names the version of each token, and changes weights between two steps.
 
 A row (`PendingSequence`) is WAITING (no job in the engine), RUNNING (`name` is its job's) or ENDED (reported once).
-A change of weights is a transaction; `in_flight` or not decides when it begins:
+A change of weights is a transaction; `in_flight` decides when it begins:
 
     in flight:   at once, between two steps
     otherwise:   after the running rows have ended; waiting ones are held back
@@ -95,7 +95,7 @@ class StepEngine(Protocol):
 
 @dataclass(eq=False, slots=True)
 class PendingSequence:
-    """One sequence in progress, or waiting for it."""
+    """One sequence to generate or score: waiting, running or ended."""
 
     prompt: Sequence[int]
     mode: Mode
@@ -131,7 +131,7 @@ class PendingSequence:
         self.finish, self.scores = FinishReason.ABORTED, None
 
     def scored(self) -> FloatArray:
-        """[T] log-probs of the prompt; all NaN where the engine gave none."""
+        """[T] log-probs of the prompt; all NaN if the engine gave none."""
         return np.full(len(self.prompt), np.nan, np.float32) if self.scores is None else self.scores
 
 

@@ -284,7 +284,7 @@ class OpenAiApp:
         opening: JsonDict | None,
         remember: Callable[[Answer], None] | None,
     ) -> Response:
-        """Server-sent events: the pieces of every choice as they come, then its ending."""
+        """Response with server-sent events: the pieces of every choice, then its ending. Raises RequestRefused."""
         self._require_room(len(requests))  # now, while a status can still be sent
         head = self._head(kind)
 

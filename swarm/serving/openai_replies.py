@@ -99,7 +99,7 @@ def text_logprobs(tokenizer: Tokenizer, piece: AnswerPiece, num_top: int, offset
 
 
 def usage(answers: Sequence[Answer], num_prompts: int) -> JsonDict:
-    """Numbers of tokens of answers, the same number of them to each prompt in turn; each prompt counts once."""
+    """Numbers of tokens of answers, which are equally many for each prompt, in order; each prompt counts once."""
     each = max(1, len(answers) // max(1, num_prompts))
     read = sum(len(answer.prompt_ids) for answer in answers[::each])
     made = sum(len(answer.completion.token_ids) for answer in answers)

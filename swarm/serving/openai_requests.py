@@ -211,7 +211,7 @@ def read_request(kind: type[Body], data: object) -> Body:
 
 
 def messages_of(request: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """The conversation to answer. Raises RequestRefused if it ends with the assistant or has tool calls."""
+    """The conversation to answer. Raises RequestRefused if it has tool calls or ends with the assistant."""
     if request[-1].role == "assistant":
         raise RequestRefused("messages: the last one is the assistant's; an answer is not continued", "messages")
     for place, each in enumerate(request):

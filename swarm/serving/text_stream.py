@@ -32,7 +32,7 @@ class TextStream:
         self.stopped_by = ""  # the stop string that came
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """Reads tokens, up to the one that completes a stop string, and returns the text that can newly be shown."""
+        """Reads tokens, up to the one that completes a stop string, and returns the new text that is safe to show."""
         for token in token_ids:
             if self.is_stopped:
                 break
@@ -60,7 +60,7 @@ class TextStream:
         return self._text
 
     def _decode(self, is_last: bool) -> None:
-        """Decodes the held tokens, with the token before them since spaces depend on it; waits for partial characters."""
+        """Decodes the held tokens, unless they end in a part of a character, after the token that spaces depend on."""
         known = self._tokenizer.decode(self._held[: self._num_known])
         new = self._tokenizer.decode(self._held)[len(known) :]
         if new.endswith(_PARTIAL) and not is_last and len(self._held) < _MOST_HELD:

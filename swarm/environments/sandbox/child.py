@@ -245,7 +245,7 @@ def _take_standard_streams() -> socket.socket:
 
 
 def _read(source: int) -> bytes:
-    """Reads a frame: four bytes of length, then its content; b"" at end of file. Exits if it is too long."""
+    """Reads a frame: four bytes of length, then its content; b"" at end of file. Exits if the frame is too long."""
     size = int.from_bytes(_read_exactly(source, 4))
     if size > MAX_FRAME_BYTES:
         raise SystemExit(3)

@@ -1,8 +1,8 @@
 """Takes rights away from the current process for good: resource limits, namespaces, seccomp, Landlock (Linux).
 
 Invariant: this module imports the standard library only; a limit that it reports as in force was accepted by the kernel
-and cannot be undone. On other systems than Linux only the resource limits are set, and all else is reported as not in
-force.
+and cannot be undone. On systems other than Linux, only the resource limits are set, and all else is reported as not
+in force.
 """
 
 import ctypes

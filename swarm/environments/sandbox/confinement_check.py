@@ -1,4 +1,4 @@
-"""Tests from inside that a scoring process is confined; refuses answers of other machines where it is not.
+"""Tests from inside that a scoring process is confined; refuses answers of other machines if it is not.
 
 Invariant: a limit counts as in force only if a process under that limit tried to break it and was refused. The
 code that tries it uses the standard library only.
@@ -115,7 +115,7 @@ async def require_confinement(
         limits_in_force: starts a scoring process and returns its limits (`SandboxVerifier.limits_in_force`).
 
     Returns:
-        False if the process is not confined, so that only nodes of this machine may be dialled.
+        False if the process is not confined, so that only nodes of this machine may be dialled; else True.
 
     Raises:
         ConfigError: the process is not confined, and the node knows addresses beyond this machine; the message names

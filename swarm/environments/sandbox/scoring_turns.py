@@ -1,10 +1,11 @@
-"""Turns for scoring the answers of peers: the account with the least recent time goes first, slow answers
-have a lane of their own.
+"""Turns for scoring the answers of peers: the account that used the least time lately goes first.
 
 Time counts against the key that signed the answers and against its origin; the peer that passed them on is the origin
-only of a key without another one. Invariant: known producers, newcomers and slow answers all get turns, and newcomers
-and slow answers never hold all places together. No account holds two places of one lane. Among known producers the
-established ones go first, but every SHARE-th turn goes to the others, since one admitted group makes a free key known.
+only of a key whose own origin is unknown. Slow answers have their own lane.
+
+Invariant: known producers, newcomers and slow answers all get turns, and newcomers and slow answers never hold all
+places together. No account holds two places of one lane. Among known producers the established ones go first, but every
+SHARE-th turn goes to the others, since one admitted group makes a free key known.
 """
 
 import asyncio
@@ -88,7 +89,7 @@ class ScoringTurns:
             self._used_s.add(key, seconds, self._now_s())
 
     def note_overrun(self, producer: Producer, env: str) -> None:
-        """Notes that a producer's answers exceeded a first try: its next ones in `env` go to the slow lane at once."""
+        """Notes that a producer's answers exceeded a first try: for SLOW_FOR_S, those in `env` go to the slow lane."""
         for key in _blamed(producer):
             self._overran_s[key, env] = self._now_s()
 
@@ -140,7 +141,7 @@ class ScoringTurns:
             waiter.place.set_result(None)
 
     def _next(self) -> _Waiter | None:
-        """Next waiter that has room: of a lane that holds no place, else of the other lanes, the known one last."""
+        """Next waiter with room, or None: from lanes that hold no place, then from the others, the known one last."""
         lanes = [lane for lane in Lane if self._waiting[lane] and self._has_room(lane)]
         for lane in sorted(lanes, key=lambda lane: bool(self._holding[lane]) * (1 + (lane is Lane.KNOWN))):
             waiter = self._next_in(lane)
@@ -151,9 +152,9 @@ class ScoringTurns:
     def _next_in(self, lane: Lane) -> _Waiter | None:
         """Next waiter of a lane; None if there is none.
 
-        It is chosen by the least recent time: first among the accounts without a place in the lane, then among the
-        producers of that account; equals in order of arrival. Established accounts come before all others, or in every
-        SHARE-th turn after them.
+        Of the accounts without a place in the lane, the one that used the least time lately comes first, and so does
+        one of its producers; equals come in order of arrival. Established accounts come before all others, but after
+        them in every SHARE-th turn.
         """
         now_s, used_s, holding = self._now_s(), self._used_s, self._holding[lane]
         accounts = [account for account in self._waiting[lane] if account not in holding]
@@ -188,7 +189,7 @@ def _slow_account_of(producer: Producer) -> str:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """Context manager that holds a place."""
+    """Asynchronous context manager that waits for a place and holds it."""
 
     turns: ScoringTurns
     account: str

@@ -68,7 +68,7 @@ class TimeAccounts:
 
 
 def account_of(producer: Producer) -> str:
-    """Account that a producer's time counts against: its origin, a different one for known producers.
+    """Account that a producer's time counts against: its origin, counted separately for known producers.
 
     A known key whose origin is only the peer that passed its answers on is its own account: that peer may pass on the
     answers of others, too.

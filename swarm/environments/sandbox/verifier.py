@@ -1,8 +1,8 @@
 """Sandboxed verifier: scores answers in confined processes, so that no answer can run code on the node.
 
 Invariant: own answers and those of peers never share a process, nor wait for one another. If a peer's answer breaks its
-process or takes too long, the time to replace the process counts against that peer. Slow answers of peers are scored in
-a process of their own.
+process or takes too long, the time to replace the process counts against its producer. Slow answers of peers are scored
+in a separate process.
 """
 
 import asyncio
@@ -64,14 +64,14 @@ class TaskFailed(RolloutFailed):
 class SandboxVerifier:
     """An `interfaces.Verifier` over confined, long-lived processes, started when first needed.
 
-    One process scores the answers of this node, some play its episodes, and others score the answers of peers in the
+    One process scores the answers of this node, others play its episodes, and others score the answers of peers in the
     order of `ScoringTurns`, one of them those that exceeded a first try. A process is replaced once it used
     PROCESS_CPU_S of CPU, and killed when one answer takes more CPU time than its environment allows, or a request more
     time than `limits.timeout_s`.
     """
 
     def __init__(self, configs: tuple[EnvironmentConfig, ...], limits: SandboxConfig) -> None:
-        """Takes all environments that may be scored; each of them is built before the first answer is."""
+        """Takes all environments that may be scored; all of them are built before the first answer is scored."""
         self._names = frozenset(config.name for config in configs)
         self._limits = limits
         self._processes = ScoringProcesses(configs, limits)
@@ -408,7 +408,7 @@ def _verdict(request: _Request, reply: dict[str, Any]) -> Verdict:
 
 
 def _outcomes(values: Any) -> tuple[EpisodeOutcome, ...]:
-    """Outcomes of a reply, close equal ones parsed once. Raises ValueError or TypeError if one is malformed."""
+    """Outcomes of a reply, repeated ones mostly parsed once. Raises ValueError or TypeError if one is malformed."""
     outcomes: list[EpisodeOutcome] = []
     known: list[tuple[Any, EpisodeOutcome]] = []  # the last few: answers are mostly right or wrong
     for value in values:
