@@ -231,7 +231,7 @@ def main() -> None:
     """Plays the environments that standard input names, and writes the results to standard output as JSON."""
     request = json.loads(sys.stdin.buffer.read())
     ours = os.dup(1)
-    os.dup2(2, 1)  # what local code prints is no reply
+    os.dup2(2, 1)  # output of local code must not mix with the reply
     shift_clocks(request["ahead_s"])
     signal.signal(signal.SIGPROF, _take_long)
     limit_memory(request["memory_bytes"])  # where the system has such a limit: the code is this node's own

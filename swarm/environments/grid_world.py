@@ -65,7 +65,7 @@ class GridWorldEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """Problem with a random grid, its goal 2 to `steps` away; without walls and farther if many draws fail."""
+        """Problem with a random grid, its goal 2 to `steps` moves away; if many draws fail, without walls."""
         source = random.Random(f"{self.config.seed}:{task_id}")
         for _ in range(_MAX_DRAWS):
             grid = self._draw(source, self._walls)

@@ -18,7 +18,7 @@ CLOSING: Final = "</tool_call>"
 MAX_CALLS: Final = 16  # of one turn; a turn with more is malformed
 _MAX_CALL_CHARS: Final = 65_536
 _MAX_NESTING: Final = 33  # lists and objects inside of one another, the call's own object among them
-_MARKS: Final = re.compile(r'\\.|["{}\[\]]', re.DOTALL)  # what nests, what quotes, and what a backslash takes with it
+_MARKS: Final = re.compile(r'\\.|["{}\[\]]', re.DOTALL)  # brackets, quotes, and escaped characters
 
 
 def parse_action(text: str) -> Action:

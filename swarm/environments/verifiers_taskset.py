@@ -64,7 +64,7 @@ class TasksetEnvironment(NumberedEnvironment):
         if not isinstance(self.max_turns, int) or not 1 <= self.max_turns <= MAX_TURNS:
             raise ConfigError(f"{origin}: params.max_turns must be from 1 to {MAX_TURNS}, got {self.max_turns!r}")
         self.signals = frozenset({"reward_parts", *(("tool_calls",) if self._guide else ())})
-        # What a taskset reads may be another one elsewhere, such as the newest revision of a dataset.
+        # The tasks may differ between nodes, as with the newest revision of a dataset.
         tasks = hashlib.sha256("".join(task.hash for task in self._tasks).encode()).hexdigest()[:8]
         code = f"{code_version(type(taskset))} {code_version(type(self._tasks[0]))}"
         super().__init__(config, f"{verifier_name(config, 1)} {tasks} {code}", len(self._tasks))
@@ -234,7 +234,7 @@ class _NoOutside(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector = self  # what the loop asks for events
+        self._selector = self  # the loop asks it for events
 
     def select(self, timeout: float | None) -> list[Any]:
         """Returns no events. Raises RuntimeError if the loop would have to wait."""

@@ -221,7 +221,7 @@ class Decoding:
 
     def _take_answers(self) -> None:
         """Marks parked rows whose environment has answered as ready to resume, or as over."""
-        self.news.clear()  # before the look: what is answered after it sets it again
+        self.news.clear()  # before the check: a later answer sets it again
         parked, self._parked = self._parked, deque()
         for row, answer in parked:
             if not answer.done():

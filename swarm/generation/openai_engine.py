@@ -107,7 +107,7 @@ class OpenAIGenerator:
         self._ending = threading.Lock()  # so that a cancel hits the call that samples, or nothing
         self._is_sampling = False
         self._pool = ThreadPoolExecutor(max_rows, thread_name_prefix="openai")
-        self._lost = ""  # why nobody knows which weights the server has
+        self._lost = ""  # reason why the server's weights are unknown
         scaled = log_probs_are_scaled(server, self._model, [tokenizer.encode_response(text)[:-1] for text in _PROBES])
         self._gives_logprobs = scaled is not None
         self._scales = bool(scaled)

@@ -52,7 +52,7 @@ from swarm.types import (
 
 logger = logging.getLogger(__name__)
 
-MAX_COMPLETION_BYTES: Final = 2 * 2**30  # of cache of those who ask from outside; beyond it they wait
+MAX_COMPLETION_BYTES: Final = 2 * 2**30  # of cache for completions; requests beyond it wait
 _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its logits
 
 

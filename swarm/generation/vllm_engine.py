@@ -219,7 +219,7 @@ class VllmGenerator:
 
     def close(self) -> None:
         """Ends the engine's process, and deletes the weights that were written for it."""
-        self._closed.set()  # before the lock: who holds it to start a process may give up
+        self._closed.set()  # before the lock: a thread that holds it to start a process gives up
         with self._starting:
             self._process.close()
             _delete_weights(self._directory)

@@ -33,7 +33,7 @@ DEFAULT_PYTHON: Final = Path(".venv-vllm/bin/python")
 SILENCE_S: Final = 1800.0  # without a line in its log while it starts, as when it reads a large model from a slow disk
 PROGRESS_S: Final = 10.0  # between two log lines while it starts
 STOP_S: Final = 10.0
-_ERRORS: Final = {"ConfigError": ConfigError, "WeightsRefused": WeightsRefused}  # what it may answer a call with
+_ERRORS: Final = {"ConfigError": ConfigError, "WeightsRefused": WeightsRefused}  # answers of the engine
 _MISSING = "make vllm creates .venv-vllm; or name an interpreter that has vllm and swarm-trainer in engine.python"
 
 

@@ -54,7 +54,7 @@ class Mode(StrEnum):
 class Job:
     """The work of an engine for one sequence."""
 
-    token_ids: Sequence[int]  # of the prompt, and of what was made before
+    token_ids: Sequence[int]  # of the prompt, and those made before
     mode: Mode
     sampling: Sampling
     max_new_tokens: int
@@ -69,7 +69,7 @@ class Progress:
     name: str
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()  # at the sampling temperature
-    finish: FinishReason | None = None
+    finish: FinishReason | None = None  # None while the sequence goes on
     scores: FloatArray | None = None  # [T] of the prompt, the first NaN; with the end of a SCORE job
 
 
@@ -85,7 +85,7 @@ class StepEngine(Protocol):
         ...
 
     def step(self) -> list[Progress]:
-        """Makes one step of the scheduled sequences; returns the progress of those that advanced or ended in it."""
+        """Makes one step of the scheduled sequences; returns the progress of each, the last one with its `finish`."""
         ...
 
     def reload(self, path: Path | None) -> None:

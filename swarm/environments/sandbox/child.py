@@ -42,7 +42,7 @@ MAX_FRAME_BYTES: Final = 64 * 2**20
 COMMAND_BYTES: Final = 5  # one letter and a number: F, fork a scoring process with budget_s, or K, kill that process
 FORK, KILL = b"F", b"K"
 LEAST_SHARE_S: Final = 0.005  # CPU time of the first answers after a fork, which copy pages
-# for those who look for the reason of an OSError
+# for a reader of the message of an OSError
 FILES_HINT: Final = (
     "; while it plays, code of an environment opens no file but below params.path, writes none, starts no process and "
     "has no network: read what it needs in __init__, or name its file or folder in params.path"
@@ -59,7 +59,7 @@ def main() -> None:
     outside = file_outside(places)
     in_force["other_files_hidden"] = hide_files(places)
     gc.collect()
-    gc.freeze()  # the pages of what is imported stay shared
+    gc.freeze()  # the pages of imported modules stay shared
     _write(control.fileno(), json.dumps(hello).encode())
     while True:
         command, descriptors, *_ = socket.recv_fds(control, COMMAND_BYTES, 1)
@@ -129,7 +129,7 @@ def _serve(sink: int, scorer: "Scorer", in_force: dict[str, bool], places: list[
     try:
         in_force["file_reads"] = leave_readable(places)
         in_force["system_calls"] = forbid_system_calls()
-        in_force |= refusals(outside)  # what the kernel accepted is not yet what it refuses
+        in_force |= refusals(outside)  # an accepted limit need not be an effective one
         _write(sink, scorer.encode({"limits": in_force, "cpu_s": time.process_time()}))
         while frame := _read(sink):
             _write(sink, scorer.answer(frame))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TESTED: Final = ("network", "files", "processes")
 """Limits that must be in force before an answer of another machine may reach code that is not closed (`_CLOSED`)."""
 # Kinds that judge an answer by code of this package alone, which compares it or reads it by a grammar of its own. The
-# others hand it to code of a user or a library, or carry out what it says.
+# others pass it to code of a user or a library, or execute it.
 _CLOSED: Final = frozenset(
     {"char", "jsonl", "calculator", "look_up", "grid_world", "apps", "dialogue", "nim", "notes"}
 )  # `retry` is as its inner environment is

@@ -27,7 +27,7 @@ from swarm.interfaces import EnvironmentShape
 logger = logging.getLogger(__name__)
 
 NUM_SPARE: Final = 4  # of 2.5 MB each
-PROCESS_CPU_S: Final = 20.0  # of one process before another takes its place: what answers leave behind goes with it
+PROCESS_CPU_S: Final = 20.0  # of one process before it is replaced, with all that answers left in it
 MAX_REPLY_BYTES: Final = 16 * 2**20
 START_HANG_S: Final = 600.0  # imports: 3 s beside four busy processes; no answer is involved
 # The child sees nothing of our environment. One thread: a thread pool would count against its limits.
@@ -246,7 +246,7 @@ class SpareProcesses:
                 self._waiting.append(await self._processes.start())
                 self.num_started += 1
         except (RolloutFailed, ConfigError):
-            logger.debug("no spare scoring process could be started", exc_info=True)  # whoever needs one says so
+            logger.debug("no spare scoring process could be started", exc_info=True)  # a `start` that needs one raises
         finally:
             self._is_filling = False
 

@@ -34,7 +34,7 @@ class Lane(IntEnum):
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    account: str  # what a newcomer uses counts against its origin: keys are free
+    account: str  # a newcomer's time counts against its origin: keys are free
     producer: str
     lane: Lane
     place: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())

@@ -271,7 +271,7 @@ class SandboxVerifier:
         except BaseException:  # cancelled: the reply that is on its way would be taken for the next one's
             await self._processes.end(process)
             raise
-        if not self._processes.is_running:  # closed meanwhile
+        if not self._processes.is_running:  # `close` was called
             return result
         try:
             idle.append(await self._replacement(idle))
@@ -314,14 +314,14 @@ class SandboxVerifier:
                 process.writer.write(len(frame).to_bytes(4) + frame)
                 await process.writer.drain()
                 return await read_reply(process.reader)
-        finally:  # before it is ended, if it is: afterwards nobody tells
+        finally:  # before the process may be reaped: afterwards its CPU time is unknown
             taken_s = cpu_s_of(process.pid) - began_s
             process.taken_s = taken_s if taken_s >= 0 else math.inf
 
     async def _failure(self, process: ScoringProcess, request: "_Request", problem: Exception) -> RolloutFailed:
         env, where = request.env, request.where
         if request.is_first_try and isinstance(problem, (EOFError, TimeoutError)):
-            self._spares.end(process)  # of what, the next try will show: nobody waits for it
+            self._spares.end(process)  # in the background; the cause will show in the next try
             return TookLong(f"environment {env}: the answers took longer than a first try may")
         signal_number = await self._processes.end(process)
         if isinstance(problem, TimeoutError):
