@@ -70,7 +70,8 @@ async def examine(
     Args:
         configs: sections of environments.
         sandbox: limits of the sandbox; None: the default ones.
-        tokenizer: must be able to read every text of the played episodes, of all environments; None: reads every text.
+        tokenizer: tokenizer that must read every text of the played episodes, those of shipped environments included;
+            None: texts are not checked.
 
     Returns:
         Name of each environment of local code -> its properties.

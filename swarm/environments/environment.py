@@ -44,7 +44,7 @@ class Problem:
 
     @property
     def is_held_out(self) -> bool:
-        """True if the problem is for evaluation only; equal for problems with the same `initial_state` or question."""
+        """True if the problem is for evaluation only, decided by `initial_state` or, if that is "", by the question."""
         return is_held_out(self.initial_state or self.question)
 
 

@@ -37,7 +37,7 @@ _SEARCH: Final = re.compile(r"search[: ] ?([a-z]{1,20}(?: [a-z]{1,20})?)\.?", re
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Places of people and things of places; the question is about the first person."""
+    """Places of people and the things sold there; the question is about the first person."""
 
     where: dict[str, str]  # person -> place
     what: dict[str, str]  # place -> thing

@@ -79,7 +79,7 @@ class ReplayedEpisode:
         return bool(self.transitions) and self.transitions[-1].is_end
 
     def step(self, text: str) -> Transition:
-        """Takes one more action and returns the environment's answer; action `max_turns` is always the last.
+        """Takes one more action and returns the environment's answer; ends the episode after `max_turns` actions.
 
         Raises:
             ValueError: the environment returned no Transition, an unknown status, a reward that is no finite number,

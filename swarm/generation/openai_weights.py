@@ -67,7 +67,7 @@ class NoWeights:
 
 
 class DiskWeights:
-    """All weights, in place: SGLang's `/update_weights_from_disk`, which empties its prefix cache by itself.
+    """Replacement of all weights in place by SGLang's `/update_weights_from_disk`, which also empties its prefix cache.
 
     Args:
         client: client of the server.
@@ -127,7 +127,7 @@ class DiskWeights:
 
 
 class LoraAdapters:
-    """Low-rank adapters, each under its own name: vLLM's `/v1/load_lora_adapter`.
+    """Loading of low-rank adapters, each under its own name, by vLLM's `/v1/load_lora_adapter`.
 
     The server needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank, and must serve the run's
     base model.

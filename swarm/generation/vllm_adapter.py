@@ -176,7 +176,7 @@ def at_most(seconds: float) -> Generator[None]:
 
 
 class SwarmWorker:
-    """Mixed into vLLM's worker class by `worker_extension_cls`; called through `collective_rpc`."""
+    """Mix-in for vLLM's worker class, set by `worker_extension_cls`; called through `collective_rpc`."""
 
     model_runner: Any
 

@@ -241,7 +241,7 @@ class VllmGenerator:
         )
 
     def _staged(self, digest: Digest, tensors: "PublishedTensors") -> Path:
-        """Writes the tensors, whole or not at all, to a file named by their digest. Raises WeightsRefused."""
+        """Writes the tensors atomically to a file named by their digest; returns its path. Raises WeightsRefused."""
         path = self._directory / f"{digest.hex()}.safetensors"
         if path == self._good:  # the same weights under another name: read and verified again
             return path

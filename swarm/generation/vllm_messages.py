@@ -63,7 +63,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """One sequence that ended."""
+    """One generated sequence that has ended."""
 
     token_ids: IntArray  # [T]
     logprobs: FloatArray | None  # [T] at the sampling temperature; None where they are not known

@@ -38,7 +38,7 @@ _MISSING = "make vllm creates .venv-vllm; or name an interpreter that has vllm a
 
 
 def vllm_python(config: EngineConfig) -> str:
-    """The interpreter that has vLLM: the configured one, that of .venv-vllm, or this one."""
+    """Path of the interpreter for vLLM: the configured one, else that of .venv-vllm if it exists, else this one."""
     if config.python:
         return config.python
     return str(DEFAULT_PYTHON.absolute()) if DEFAULT_PYTHON.is_file() else sys.executable
@@ -139,7 +139,7 @@ class EngineProcess:
             self._ended.wait(STOP_S)
 
     def _watch(self) -> None:
-        """Starts the process, reads its answers, waits for its end."""
+        """Starts the process, reads its answers, and waits for its end."""
         try:
             with self._log.open("ab") as log:
                 process = subprocess.Popen(

@@ -185,7 +185,7 @@ class EngineLoop:
         return done
 
     def stop(self) -> None:
-        """Ends `run` after the step in progress."""
+        """Ends `run` before its next step; unfinished work is dropped."""
         self._inbox.put(None)
 
     def run(self) -> None:

@@ -49,7 +49,7 @@ def text_choice(
 
 
 def token_choice(answer: Answer, index: int) -> JsonDict:
-    """A choice of /inference/v1/generate: ids alone, each with its log-prob."""
+    """A choice of /inference/v1/generate: ids without text, with log-probs if known."""
     ids, logprobs = answer.completion.token_ids, answer.completion.logprobs
     content = None
     if logprobs is not None:
@@ -113,7 +113,7 @@ def prompt_scores(token_ids: Sequence[int], scores: Sequence[float]) -> list[Jso
 
 
 def error_body(message: str, kind: str, field: str = "", code: str | None = None) -> JsonDict:
-    """An error as OpenAI's clients read it."""
+    """An error in the form that OpenAI's clients read."""
     return {"error": {"message": message, "type": kind, "param": field or None, "code": code}}
 
 

@@ -71,7 +71,7 @@ class SandboxVerifier:
     """
 
     def __init__(self, configs: tuple[EnvironmentConfig, ...], limits: SandboxConfig) -> None:
-        """Takes all environments that may be scored; all of them are built before the first answer is scored."""
+        """Takes the environments that may be scored; all are built before the first answer is scored."""
         self._names = frozenset(config.name for config in configs)
         self._limits = limits
         self._processes = ScoringProcesses(configs, limits)
