@@ -139,8 +139,8 @@ class Calculation:
 def value_of(expression: str) -> str | None:
     """Value of an expression over whole numbers with + - * / and brackets: `46`, or `7/2` where it is no whole number.
 
-    None for any other text, for a division by zero, for a text over 200 characters, and for a value with a numerator
-    over 60 digits or a denominator over 9.
+    None for other texts, texts over 200 characters, a division by zero, and a numerator over 60 or denominator over 9
+    digits.
     """
     if len(expression) > _MAX_EXPRESSION_CHARS:
         return None
@@ -151,9 +151,6 @@ def value_of(expression: str) -> str | None:
 
 
 def number_in(answer: str) -> str | None:
-    """The whole number that is the entire answer, but for a leading `Answer:` and a final point; None if it is not one.
-
-    The number is written as by `str`: without a plus sign and leading zeros.
-    """
+    """The whole number in an answer of nothing else but `Answer:` before and a point behind it, else None."""
     found = _ANSWER.fullmatch(answer.strip()) if len(answer) < 100 else None
     return str(int(found[1])) if found else None

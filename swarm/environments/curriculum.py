@@ -4,8 +4,7 @@
 rewards of earlier groups, for recipes that have a prompt chooser.
 
 Invariant: training never sees a held-out problem, and every choice follows from the seed, in an adaptive curriculum
-also from earlier rewards. An adaptive curriculum writes its memory to disk before it returns the groups of a round; a
-failed write is only logged.
+also from earlier rewards. An adaptive curriculum tries to write its memory to disk before it returns a round's groups.
 """
 
 import json
@@ -78,12 +77,7 @@ class TaskMixture:
         self._next = 0
 
     def task(self, number: int) -> Task:
-        """The task with a number >= 0 of the sequence.
-
-        Raises:
-            ConfigError: an environment gave nothing but held-out problems, or cannot build a problem.
-            LookupError: a drawn task does not exist, as for a record without its question.
-        """
+        """Task `number` >= 0 of the sequence. Raises as `Environment.task`; ConfigError if every draw is held out."""
         assert number >= 0, number
         index, offset = divmod(number, 2 * self._spacing)
         return self._segment(index)[offset]
@@ -160,13 +154,10 @@ class _Appearances:
 
 
 def evaluation_tasks(env: Environment, split: Literal["held_out", "all"], num: int, seed: int) -> list[Task]:
-    """Up to `num` different problems, the same for equal arguments on every node.
+    """Up to `num` different problems, the same for equal arguments on every node. Raises as `env.task`.
 
     Returns:
         Fewer than `num` problems if min(16 num + 256, all) task ids, drawn at random, give no more of that split.
-
-    Raises:
-        LookupError: a drawn task does not exist, as for a record without its question.
     """
     source = random.Random(f"evaluation:{env.name}:{split}:{seed}")
     chosen: dict[Question, Task] = {}
@@ -195,18 +186,14 @@ class AdaptiveCurriculum:
 
     Args:
         chooser: prompt chooser of the recipe.
-        candidates: (first number, count) -> tasks of the training sequence; each question is chosen from
-            NUM_CANDIDATES of them.
+        candidates: (first number, count) -> tasks of the training sequence; NUM_CANDIDATES for each question.
         answer: makes one group for each task (blocking).
         verify: sandboxed verifier; the chooser does not see a group for which it raises RolloutFailed.
         offload: runs blocking functions.
-        path: file of the chooser's memory.
+        path: file of the chooser's memory; ConfigError if it is not JSON.
         seed: seed of the choices.
         group_size: mean number of responses.
         largest: most responses of one group, >= group_size.
-
-    Raises:
-        ConfigError: the file is not JSON.
     """
 
     def __init__(

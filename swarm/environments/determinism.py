@@ -70,8 +70,7 @@ async def examine(
     Args:
         configs: sections of environments.
         sandbox: limits of the sandbox; None: the default ones.
-        tokenizer: tokenizer that must read every text of the played episodes, those of shipped environments included;
-            None: texts are not checked.
+        tokenizer: tokenizer that must read every text of all played episodes; None: texts are not checked.
 
     Returns:
         Name of each environment of local code -> its properties.
@@ -122,11 +121,7 @@ async def require_repeatable(
     sandbox: SandboxConfig | None = None,
     tokenizer: "Tokenizer | None" = None,
 ) -> dict[str, Examined]:
-    """Result of `examine`, after a check that other nodes can replay every environment whose exchange is not "own".
-
-    Raises:
-        ConfigError: as `examine`, or such an environment is not repeatable.
-    """
+    """Result of `examine`. Raises as `examine`, and ConfigError if an environment for other nodes is unrepeatable."""
     found = await examine(configs, sandbox, tokenizer)
     for config in configs:
         if config.exchange != "own" and config.name in found and (what := found[config.name].difference):

@@ -87,12 +87,7 @@ class NumberedEnvironment(ABC):
         return self.problem(task_id).reference
 
     def problem(self, task_id: int) -> Problem:
-        """The problem `task_id`, built or from the cache.
-
-        Raises:
-            LookupError: `task_id` is outside 0..num_tasks-1, or `build` raised LookupError itself, not a subclass.
-            ConfigError: `build` raised any other exception.
-        """
+        """The problem `task_id`. Raises LookupError if there is none, ConfigError if `build` raises another error."""
         if not 0 <= task_id < self.num_tasks:
             raise LookupError(f"environment {self.name}: task {task_id} is outside 0..{self.num_tasks - 1}")
         problem = self._problems.get(task_id) or self._built(task_id)
@@ -118,11 +113,7 @@ class NumberedEnvironment(ABC):
 
     @abstractmethod
     def build(self, task_id: int) -> Problem:
-        """Builds the problem `task_id`, a number in range; every random draw is seeded by configuration and `task_id`.
-
-        Raises:
-            LookupError: there is no problem of that number, as for a record without its question.
-        """
+        """Builds problem `task_id` from configuration and this number alone. Raises LookupError if there is none."""
 
     @abstractmethod
     def begin(self, problem: Problem) -> Episode:

@@ -65,8 +65,7 @@ def exact_value(answer: str) -> tuple[Fraction, list[int]] | None:
 def is_integral(answer: str, integrand: str, variable: str) -> bool:
     """True if the derivative of `answer` by `variable` is the integrand, at two complex points to 45 digits.
 
-    `answer` may contain the constant C. False also for formulas beyond the bounds above. sympy's `simplify` would
-    decide any formula, but takes seconds for some of 100 characters.
+    C is a constant. False beyond the bounds above. sympy's `simplify` has no bounds, but may take seconds.
     """
     if not is_formula(answer):
         return False

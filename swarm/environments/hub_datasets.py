@@ -16,16 +16,13 @@ _READERS: Final = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".arro
 
 
 def write_jsonl(source: str, path: Path, subset: str = "", split: str = "train") -> Path:
-    """Writes a dataset to a file, one JSON record per line; an existing file is kept as it is (blocking, slow).
+    """Writes a dataset to a file of JSON lines and returns its path; an existing file is kept (blocking, slow).
 
     Args:
         source: a hub id, a folder (of `save_to_disk`, or with parquet, csv or json files), or one such file.
         path: file to write; its folder is created if needed.
         subset: configuration of the dataset, if it has several.
         split: part of the dataset, if it has several.
-
-    Returns:
-        `path`.
 
     Raises:
         ConfigError: `datasets` is not installed, the dataset or a record cannot be read, or the file cannot be written.

@@ -72,22 +72,14 @@ class RecordEnvironment(AnswerEnvironment):
         )
 
     def opening(self, problem: Problem) -> tuple[Message, ...]:
-        """The chat before the first action, with the question in the configured prompt.
-
-        A record whose question comes from its `messages` keeps the messages before the question; if the first of them
-        is a system message, the configured one is left out.
-        """
+        """The chat of a record with `messages`, its question in the configured prompt; else that of the base class."""
         chat: tuple[Message, ...] = problem.entry.chat
         asked = super().opening(problem)
         has_system = bool(chat) and chat[0].role == "system"
         return (*chat[:-1], *(each for each in asked if not (has_system and each.role == "system"))) if chat else asked
 
     def _chat(self, task_id: int, messages: object) -> tuple[Message, ...]:
-        """Messages of a record up to the last user message, which is the question; () if there is none.
-
-        Raises:
-            LookupError: one of these messages lacks a role or content in text.
-        """
+        """Messages up to the last user message, the question; () without one. Raises LookupError for malformed ones."""
         given = cast("list[Any]", messages) if isinstance(messages, list) else []
         while given and not (isinstance(given[-1], dict) and given[-1].get("role") == "user"):
             given = given[:-1]
@@ -239,12 +231,7 @@ class Records(NamedTuple):
 
 
 def open_records(config: EnvironmentConfig, where: str) -> Records:
-    """Opens a .jsonl file (blocking).
-
-    Raises:
-        ConfigError: `where` names no .jsonl file, or the file is missing, has another digest than configured, a line
-            over MAX_LINE_BYTES, or no records.
-    """
+    """Opens a .jsonl file. Raises ConfigError if it is missing or empty, or has another digest or too long a line."""
     if not where:
         raise ConfigError(f"environment {config.name}: dataset must be a path")
     if not where.endswith(".jsonl"):

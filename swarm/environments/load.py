@@ -152,11 +152,7 @@ def signals_of(environment: Environment) -> frozenset[str]:
 
 
 def build_environments(configs: Iterable[EnvironmentConfig]) -> dict[str, Environment]:
-    """Builds every environment (blocking): name -> environment, in order.
-
-    Raises:
-        ConfigError: two sections share a name, or as `build_environment`.
-    """
+    """Builds all environments: name -> environment. Raises as `build_environment`, and ConfigError for equal names."""
     environments: dict[str, Environment] = {}
     for config in configs:
         if config.name in environments:

@@ -64,11 +64,7 @@ def file_of(config: EnvironmentConfig) -> Path | None:
 
 
 def record_facts(config: EnvironmentConfig) -> RecordFacts | None:
-    """Facts about the file of problems of an environment (blocking).
-
-    Returns:
-        None if there is no file, or it cannot be read, has no records or is larger than MAX_FILE_BYTES.
-    """
+    """Facts about the records of an environment (blocking); None without a readable file of at most MAX_FILE_BYTES."""
     path = file_of(config)
     if path is None:
         return None

@@ -1,7 +1,6 @@
 """Replay of episodes: recorded actions through an environment's own state machine.
 
-Where an environment's `score` is used (`exchange` is not "replayable"), only the last action is judged, and nothing is
-replayed.
+Where an environment's `score` is used (`exchange` is not "replayable"), only the last action is judged.
 
 Invariant: a replay of the same actions of the same task gives the same outcome on every node; a producer plays its
 episodes with the same class, `ReplayedEpisode`, one action at a time.
@@ -120,12 +119,7 @@ class LiveEpisodes:
         self._waiting = BoundedTable[tuple[str, int, Actions], ReplayedEpisode](max_episodes)
 
     def step(self, environment: Environment, task_id: int, actions: Actions) -> EpisodeOutcome:
-        """Outcome so far of an episode, given all its actions, at least one, the newest last.
-
-        Raises:
-            LookupError: no such task.
-            ValueError: as `ReplayedEpisode.step`.
-        """
+        """Outcome so far of an episode, given all its actions, at least one, the newest last. Raises as `replay`."""
         *before, newest = actions
         key = (environment.name, task_id, tuple(before))
         episode = self._waiting.pop(key, None)
@@ -156,9 +150,7 @@ def _worth(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
 def replay(environment: Environment, task_id: int, actions: Actions) -> EpisodeOutcome:
     """Outcome of an episode with these actions, which may be hostile text; actions after its end are ignored.
 
-    Raises:
-        LookupError: no such task.
-        ValueError: as `ReplayedEpisode.step`.
+    Raises LookupError if there is no such task, and as `ReplayedEpisode.step`.
     """
     if (score := score_of(environment)) is not None:
         return _scored(score, weights_of(environment), task_id, actions[: environment.max_turns])

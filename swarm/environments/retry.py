@@ -83,11 +83,7 @@ class RetryEnvironment:
         return replace(task, messages=(*self._worked(task), *task.messages), max_turns=self.max_turns)
 
     def _find_examples(self) -> "tuple[_Example, ...]":
-        """Three tasks with different answers, one more than a chat shows, in case the chat asks one of them.
-
-        Raises:
-            ConfigError: the first _EXAMPLE_CANDIDATES tasks have fewer.
-        """
+        """Three tasks with different answers, one more than a chat shows. Raises ConfigError if too few are found."""
         found: dict[str, _Example] = {}
         for task_id in range(min(self.num_tasks, _EXAMPLE_CANDIDATES)):
             with suppress(LookupError):  # a record without its field

@@ -1,7 +1,6 @@
 """Check of an environment's episodes in the sandbox of a node: they can be played and scored, whatever a model writes.
 
-Invariant: an environment that is refused here would fail in the groups of a node, or have values clipped or ignored
-there without a message.
+Invariant: an environment that is refused here would fail, or have values clipped or ignored, in the groups of a node.
 """
 
 import random
@@ -62,8 +61,7 @@ def try_out(environment: Environment) -> TriedOut:
     """Builds tasks of the whole range, for about 3 s of CPU at most, and makes up episodes of the first few.
 
     Raises:
-        ConfigError: a task, a reference or a demonstration raises any error but a plain LookupError, or a signal is
-            unknown.
+        ConfigError: a task, reference or demonstration raises any error but LookupError, or a signal is unknown.
     """
     end_s, last = time.process_time() + _BUILD_S, environment.num_tasks - 1
     for task_id in sorted({last * number // (_NUM_BUILT - 1) for number in range(_NUM_BUILT)}, reverse=True):
@@ -132,8 +130,7 @@ async def require_sound(name: str, tried: TriedOut, verifier: Verifier, tokenize
 
     Raises:
         ConfigError: an episode cannot be played, a reward would be clipped, an episode ends with rewards of which none
-            counts, a demonstration does not end with a reward above 0, the tokenizer cannot read a text, or an episode
-            gives a signal that `signals` does not name.
+            counts, a demonstration earns nothing, the tokenizer cannot read a text, or `signals` lacks a signal.
     """
     said = set[str]()
     for each in tried.tries:

@@ -22,10 +22,7 @@ _MARKS: Final = re.compile(r'\\.|["{}\[\]]', re.DOTALL)  # brackets, quotes, and
 
 
 def parse_action(text: str) -> Action:
-    """The action of a turn: its calls in order, or none if it is plain text.
-
-    The action is malformed if a tagged call cannot be read or there are more than MAX_CALLS.
-    """
+    """The action of a turn: its calls in order, none for plain text; malformed with unreadable or too many calls."""
     if OPENING in text:
         calls = _tagged_calls(text)
         return Action(text=text, calls=calls or (), is_malformed=calls is None)
@@ -73,8 +70,8 @@ def _call(body: str) -> ToolCall | None:
 def _is_deep(body: str) -> bool:
     """True if lists and objects of a JSON text are nested more than _MAX_NESTING deep.
 
-    Checked before Python parses the text, because its own limit varies: 992 levels less those of the stack in 3.11,
-    1,497 in 3.12 and 9,998 in 3.13.
+    Checked first, as Python's own limit varies: 992 levels less those of the stack in 3.11, 1,497 in 3.12,
+    9,998 in 3.13.
     """
     if body.count("{") + body.count("[") <= _MAX_NESTING:
         return False

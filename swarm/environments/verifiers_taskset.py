@@ -124,13 +124,7 @@ class _Tools:
         return "\n".join(["You may call these tools:", *lines, f"Call one with {form}; answer without a call to end."])
 
     def call(self, call: ToolCall) -> str:
-        """Reply of a tool as text.
-
-        Raises:
-            LookupError: there is no tool of that name.
-            TypeError: the arguments do not fit the tool.
-            Exception: any error of the tool.
-        """
+        """Reply of a tool as text. Raises LookupError for an unknown tool, and any error of a tool or its arguments."""
         if call.name not in self._by_name:
             raise LookupError(f"no tool {call.name!r}; there are: {', '.join(self._by_name)}")
         tool = self._by_name[call.name]

@@ -28,13 +28,10 @@ def tolerance_nats(engine: str, dtype: str, configured: float = 0.0) -> float:
 
 
 def mismatch_nats(canaries: Sequence[Canary], score: Score) -> float:
-    """Mean |difference| from the publisher's log-probs over all tokens of the canaries but each first one.
+    """Mean |difference| from the publisher's log-probs over all tokens but each canary's first. Raises as `score`.
 
     Returns:
         Nats per token; 0 if there is nothing to compare, infinity if a log-prob is no finite number.
-
-    Raises:
-        ValueError: a canary cannot be scored, or its scores have another length.
     """
     if not canaries:
         return 0.0

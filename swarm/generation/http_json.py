@@ -47,12 +47,9 @@ class JsonClient:
     """Client of the server at a base address.
 
     Args:
-        url: http or https address; its path is put before the path of every request.
+        url: http or https address, else ConfigError; its path is put before the path of every request.
         api_key: sent as a bearer token if not empty.
         timeout_s: longest silence of the server, in seconds.
-
-    Raises:
-        ConfigError: `url` is not an http or https address.
 
     Example:
         reply = JsonClient("http://127.0.0.1:8000").call("POST", "/v1/completions", {"prompt": [1, 2]})
@@ -75,10 +72,7 @@ class JsonClient:
         self._live: set[http.client.HTTPConnection] = set()
 
     def call(self, method: str, path: str, body: object = None, *, attempts: int = ATTEMPTS) -> Any:
-        """Sends a request and returns the reply (blocking); a failed attempt is repeated after a growing pause.
-
-        Returns:
-            The decoded JSON of the reply, its text if it is not JSON, or None if it is empty.
+        """Sends a request, again if an attempt fails (blocking); returns the reply's JSON, its text, or None if empty.
 
         Raises:
             Unavailable: every attempt met no answer, or a status of 408, 425, 429 or 5xx.

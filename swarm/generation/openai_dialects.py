@@ -44,8 +44,6 @@ class Server(Protocol):
         Args:
             model: served name, or the name under which the server loaded a version.
             prompt: token ids.
-            sampling: parameters to draw tokens with.
-            seed: seed of this sample.
 
         Raises:
             Unavailable: the server gives no answer or a malformed one, or no longer has that version.
@@ -200,9 +198,7 @@ def find_server(client: JsonClient, model: str, eos_ids: Collection[int]) -> Ser
     """Detects the dialect of a server.
 
     Args:
-        client: client of the server.
         model: name of the served model; "": the first one that the server lists.
-        eos_ids: tokens that end a response.
 
     Raises:
         ConfigError: the server lists no models, or not this one.

@@ -187,12 +187,7 @@ class _Folders:
             shutil.rmtree(left, ignore_errors=True)
 
     def written(self, version: PolicyVersion, write: Callable[[Path], None]) -> Path:
-        """Makes a folder and has `write` fill it.
-
-        Raises:
-            ConfigError: the folder cannot be made.
-            WeightsRefused: `write` raised OSError; the folder is deleted.
-        """
+        """Makes a folder that `write` fills. Raises ConfigError if it cannot be made, WeightsRefused if not filled."""
         name = f"{_PREFIX}{self._start}-{next(self._numbers)}-step{version.step}-{short(version.digest) or 'x'}"
         folder = self._directory / name
         try:

@@ -139,9 +139,9 @@ def try_tasks(
     num_tries: int = 0,
     temperature: float = 1.0,
 ) -> list[list[Actions]]:
-    """Actions of tries at each task, in order (blocking): `num_tries` sampled ones, or a greedy one if that is 0.
+    """Tries at each task, in order (blocking): `num_tries` sampled ones, or a greedy one if that is 0.
 
-    Sampled tries have the same seeds at every call with the same weights.
+    Sampled tries have equal seeds at every call with the same weights.
     """
     if not num_tries:
         return [[actions] for actions in evaluate(generator, tokenizer, tasks, limits, step)]

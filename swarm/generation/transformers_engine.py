@@ -199,13 +199,7 @@ class TransformersGenerator:
             return [actions_of(self._tokenizer, row.tokens, row.bounds) for row in rows]
 
     def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
-        """Queues a request for a batch beside that of `generate`; see `swarm.interfaces.Completer`.
-
-        The batch has at most `max_rows` rows and makes its tokens in turn with `generate`.
-
-        Raises:
-            ValueError: a token id is outside the vocabulary.
-        """
+        """Queues a request; see `swarm.interfaces.Completer`. Raises ValueError for a token id out of range."""
         check_vocabulary([request.prompt_ids], self._tokenizer)
         return self._completions.complete(request, on_tokens)
 

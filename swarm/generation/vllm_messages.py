@@ -99,12 +99,7 @@ def encode_line(message: object) -> bytes:
 
 
 def decode_line(line: bytes) -> Any:
-    """The message in a line of JSON.
-
-    Raises:
-        ConfigError: its types or fields are unknown: another release of swarm-trainer wrote it.
-        ValueError: the line is no JSON, or has an unknown finish reason.
-    """
+    """The message in a line. Raises ConfigError if another release wrote it, ValueError if it is no JSON."""
     try:
         return json.loads(line, object_hook=_from_plain)
     except (KeyError, TypeError) as error:

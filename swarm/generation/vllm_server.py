@@ -70,10 +70,7 @@ class RequestHandler:
         self._answer = answer
 
     def handle(self, request: JsonDict) -> None:
-        """Begins the work of a request; it is answered when that is done, or at once if it is invalid.
-
-        A cancellation gets no answer.
-        """
+        """Begins a request, which is answered at its end, or at once if it is invalid; a cancel gets no answer."""
         number, body = request["id"], request["body"]
         try:
             if request["call"] == "generate":

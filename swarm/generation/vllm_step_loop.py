@@ -176,10 +176,7 @@ class EngineLoop:
         self._inbox.put(self._cancel)
 
     def load(self, new: NewWeights) -> "Future[LoadReport]":
-        """Requests a change of weights, after the end of the running sequences unless `in_flight`.
-
-        The future fails with WeightsRefused if the engine keeps the former version.
-        """
+        """Requests new weights, at once if `in_flight`, else after the running rows. May fail with WeightsRefused."""
         done = Future[LoadReport]()
         self._inbox.put(lambda: self._changes.append((new, done)))
         return done

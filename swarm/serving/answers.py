@@ -46,11 +46,7 @@ async def whole_answer(
 async def follow_answer(
     completer: Completer, tokenizer: Tokenizer, request: CompletionRequest, stop: Sequence[str]
 ) -> "AsyncGenerator[AnswerPiece | Answer]":
-    """Yields pieces of an answer as they are made, then the whole answer; closing the generator ends the answer.
-
-    Raises:
-        Unavailable: the engine fails.
-    """
+    """Yields pieces of an answer, then the whole of it; closing the generator ends the answer. Raises Unavailable."""
     loop = asyncio.get_running_loop()
     news: asyncio.Queue[AnswerPiece | None] = asyncio.Queue()
     reader = _Reader(tokenizer, stop, lambda piece: loop.call_soon_threadsafe(news.put_nowait, piece))

@@ -68,14 +68,7 @@ class ConversationMemory:
         return self._tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=tuple(messages)))
 
     def add(self, messages: Sequence[Message], answer: str, token_ids: Sequence[int], is_ended: bool) -> None:
-        """Keeps a conversation, so that `prompt` can continue it.
-
-        Args:
-            messages: messages before the answer.
-            answer: text of the answer, as the client has it.
-            token_ids: ids of prompt and answer.
-            is_ended: True if an end token ended the answer.
-        """
+        """Keeps a conversation: messages, the answer as the client has it, all ids, and if an end token ended it."""
         key = _keys([*messages, Message(role="assistant", content=answer)])[-1]
         self._forget(key)
         self._known[key] = _Known(np.asarray(token_ids, np.int32), is_ended)

@@ -254,13 +254,7 @@ class OpenAiApp:
     async def _whole(
         self, request: Request, requests: Sequence[CompletionRequest], stop: Sequence[str]
     ) -> list[Answer]:
-        """Waits for all answers and returns them.
-
-        Raises:
-            ClientDisconnect: the client has gone.
-            RequestRefused: too many answers are in progress.
-            Unavailable: the engine fails.
-        """
+        """Waits for all answers. Raises ClientDisconnect if the client has gone, RequestRefused, and Unavailable."""
         with self._open(len(requests)):
             calls = (whole_answer(self._model.completer, self._model.tokenizer, each, stop) for each in requests)
             answers = asyncio.gather(*calls)

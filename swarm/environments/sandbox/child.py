@@ -81,12 +81,7 @@ def main() -> None:
 
 
 def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list[Path]]:
-    """Builds the environments of the first frame.
-
-    Returns:
-        The reply to the parent, the environments by name, and the paths that they go on reading. If the environments
-        cannot be built, the reply is the error, and the others are empty.
-    """
+    """Builds the environments of the first frame; returns reply, environments, and paths that they go on reading."""
     # Imported here: pydantic, numpy and the environments' libraries load under the limits.
     from swarm.config import EnvironmentConfig
     from swarm.environments.environment import ANSWER_CPU_S
@@ -179,11 +174,7 @@ class Scorer:
         least_s: float,
         first_s: float,
     ) -> dict[str, Any]:
-        """Replays the episodes and returns the reply without its nonce.
-
-        A `share` below 1 is a first try: all episodes together may take that share of their CPU time, but at least
-        `least_s` and at most `first_s` seconds.
-        """
+        """Replays the episodes; a `share` below 1 bounds their CPU time in all, between `least_s` and `first_s`."""
         environment = self._environments[env]
         try:
             task, reference = environment.task(task_id), environment.reference(task_id)

@@ -104,13 +104,11 @@ def limit_memory(memory_bytes: int) -> bool:
 
 
 def limit_scoring(cpu_s: int, parent: int) -> dict[str, bool]:
-    """Limits a fork of a limited process further: its CPU time, no new processes, and its end when the parent ends.
-
-    Exits if the parent has ended already.
+    """Limits a fork of a limited process further: its CPU time, no new processes, and its end with its parent.
 
     Args:
         cpu_s: CPU seconds after which the kernel kills this process.
-        parent: id of the process that forked this one.
+        parent: id of the process that forked this one; if that has ended, this one exits.
 
     Returns:
         Name of each limit -> True if it is in force.
@@ -130,10 +128,8 @@ def limit_scoring(cpu_s: int, parent: int) -> dict[str, bool]:
 def forbid_system_calls() -> bool:
     """Forbids, from now on, new processes and threads, sockets, signals to others, and changes to any file.
 
-    Needs no-new-privileges.
-
     Returns:
-        True if the kernel accepted the filter, which cannot be removed.
+        True if the kernel accepted the filter, which cannot be removed. Needs no-new-privileges.
     """
     program = _program()
     if not program:

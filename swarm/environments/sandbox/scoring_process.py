@@ -67,12 +67,7 @@ class ScoringProcesses:
         self._num_parents = 0
 
     async def start(self) -> ScoringProcess:
-        """Starts a scoring process.
-
-        Raises:
-            ConfigError: the environments cannot be built.
-            RolloutFailed: the process does not start.
-        """
+        """Starts a process. Raises ConfigError if environments cannot be built, RolloutFailed if no process starts."""
         ours, theirs = socket.socketpair()
         try:
             # shielded: a command cut in two would end the processes of everybody
@@ -261,13 +256,7 @@ def _how(error: Exception) -> str:
 
 
 async def read_reply(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Reads one reply of a scoring process, which may be hostile.
-
-    Raises:
-        EOFError, OSError: the process ended.
-        ValueError: the reply exceeds MAX_REPLY_BYTES or is no JSON object.
-        RecursionError: the reply is nested too deeply.
-    """
+    """Reads a possibly hostile reply. Raises EOFError, OSError, ValueError, and RecursionError for deep nesting."""
     size = int.from_bytes(await reader.readexactly(4))
     if size > MAX_REPLY_BYTES:
         raise ValueError(f"reply of {size} bytes exceeds {MAX_REPLY_BYTES}")

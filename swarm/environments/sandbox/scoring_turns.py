@@ -1,11 +1,9 @@
 """Turns for scoring the answers of peers: the account that used the least time lately goes first.
 
 Time counts against the key that signed the answers and against its origin; the peer that passed them on is the origin
-only of a key whose own origin is unknown. Slow answers have their own lane.
-
-Invariant: known producers, newcomers and slow answers all get turns, and newcomers and slow answers never hold all
-places together. No account holds two places of one lane. Among known producers the established ones go first, but every
-SHARE-th turn goes to the others, since one admitted group makes a free key known.
+only of a key whose own origin is unknown. Invariant: known producers, newcomers and slow answers all get turns, and
+newcomers and slow answers never hold all places together. No account holds two places of a lane. Among known producers
+the established ones go first, but every SHARE-th turn goes to the others: one admitted group makes a free key known.
 """
 
 import asyncio
@@ -150,11 +148,10 @@ class ScoringTurns:
         return None
 
     def _next_in(self, lane: Lane) -> _Waiter | None:
-        """Next waiter of a lane; None if there is none.
+        """Next waiter of a lane, or None, from the account without a place there that used the least time lately.
 
-        Of the accounts without a place in the lane, the one that used the least time lately comes first, and so does
-        one of its producers; equals come in order of arrival. Established accounts come before all others, but after
-        them in every SHARE-th turn.
+        Within the account, the producer that used the least is next; equals come in order of arrival. Established
+        accounts come first, but last in every SHARE-th turn.
         """
         now_s, used_s, holding = self._now_s(), self._used_s, self._holding[lane]
         accounts = [account for account in self._waiting[lane] if account not in holding]

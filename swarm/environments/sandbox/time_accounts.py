@@ -68,11 +68,7 @@ class TimeAccounts:
 
 
 def account_of(producer: Producer) -> str:
-    """Account that a producer's time counts against: its origin, counted separately for known producers.
-
-    A known key whose origin is only the peer that passed its answers on is its own account: that peer may pass on the
-    answers of others, too.
-    """
+    """Account of a producer's time: its origin, kept separate for known producers; its key if known but relayed."""
     if producer.is_known:
         origin = producer.node_id if producer.is_relayed else producer.origin or producer.node_id
         return f"{ESTABLISHED if producer.is_established else 'known from '}{origin}"

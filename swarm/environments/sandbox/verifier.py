@@ -99,8 +99,7 @@ class SandboxVerifier:
         """Rebuilds the task and replays each episode, as `swarm.interfaces.Verifier.verify`.
 
         Raises:
-            LookupError: unknown environment or task, or a peer's task that cannot be built.
-            RolloutFailed: an answer broke its process or took too long, the verifier raised, or no process starts.
+            LookupError, RolloutFailed: as there; LookupError also if a peer's task cannot be built.
             TooLarge: the request exceeds MAX_REQUEST_BYTES; nothing was sent.
             OverBudget: the groups of the producer's account have taken all the time that they may for now.
             ConfigError: the environments cannot be built.
@@ -157,12 +156,7 @@ class SandboxVerifier:
         return _Request(env, task_id, len(episodes), body)
 
     async def limits_in_force(self) -> dict[str, bool]:
-        """Name of each limit -> True if the kernel enforces it for the process of own answers, started if needed.
-
-        Raises:
-            ConfigError: the environments cannot be built.
-            RolloutFailed: the process does not start.
-        """
+        """Name of each limit -> True if it is in force for own answers. Starts their process; raises as `verify`."""
         async with self._own_turn:
             if not self._own:
                 self._own.append(await self._start(self._own))
@@ -186,11 +180,7 @@ class SandboxVerifier:
         await self._processes.close()
 
     async def _score_external(self, request: "_Request", producer: Producer) -> Verdict | Exception:
-        """The verdict on answers of a peer, or the error to raise; answers that exceed a first try are tried once more.
-
-        Raises:
-            OverBudget: before or between tries, the account of the producer has no time left.
-        """
+        """Verdict on a peer's answers, or the error to raise; slow answers get a second try. Raises OverBudget."""
         is_all = self.accounts.allowance(producer) is Allowance.ALL
         lane = self._turns.lane_of(producer, request.env)
         if not is_all and lane is Lane.SLOW:  # a try of FIRST_TRY_S delays nobody
@@ -377,12 +367,7 @@ def _result_of(request: _Request, reply: dict[str, Any]) -> Verdict | Exception:
 
 
 def _verdict(request: _Request, reply: dict[str, Any]) -> Verdict:
-    """Parses a reply as if its sender were hostile.
-
-    Raises:
-        LookupError, RolloutFailed: the reply reports an error.
-        ValueError: the reply is malformed.
-    """
+    """Parses a possibly hostile reply. Raises the LookupError or RolloutFailed in it, ValueError if it is malformed."""
     env, task_id, num_episodes = request.env, request.task_id, request.num_episodes
     if reply.get("error") == "share":
         raise TookLong(f"environment {env}: the answers took longer than a first try may")
