@@ -1,8 +1,9 @@
 """The strict reading of an answer to a reasoning-gym dataset: the whole text is the answer, or it is wrong.
 
-reasoning-gym's scorers find an answer inside of other text, round, and read `nan` as a number; a peer gets such texts
-learned from. Invariant: what is not listed here is right only if it is the reference, letter for letter; a listed
-dataset says what other texts count: equal values (`READ`), or a form that its own scorer judges then (`FORM`).
+reasoning-gym's scorers find an answer inside of other text, round, and read `nan` as a number; a peer could make other
+nodes learn from these texts. Invariant: in a dataset that is not listed here, only the reference is right, letter for
+letter; a listed dataset also accepts equal values (`READ`), texts that a rule of this module accepts (`JUDGED`), or
+texts of a form that its own scorer then judges (`FORM`, some with a further rule in `ALSO`).
 """
 
 import ast
@@ -31,11 +32,11 @@ def is_right(dataset: str, answer: str, reference: str, entry: Entry, score: Cal
     """True if an answer is right as a whole.
 
     Args:
-        dataset: name of it.
-        answer: hostile; without white space around it.
-        reference: right answer as text; empty where the dataset has none.
-        entry: of the dataset.
-        score: the dataset's scorer; called for answers of the dataset's form only.
+        dataset: name of the dataset.
+        answer: hostile text, without surrounding white space; an empty one is wrong.
+        reference: right answer as text; "" if the dataset has none.
+        entry: problem as reasoning-gym made it.
+        score: scorer of the dataset; called only for an answer of the form that `FORM` has for the dataset.
     """
     if answer == reference.strip():
         return bool(answer)
@@ -278,7 +279,7 @@ def _colours_each_vertex_once(answer: str, entry: Entry) -> bool:
 
 
 def _is_logic(answer: str, entry: Entry) -> bool:
-    """Well-formed, up to which of the two-sided signs stands where."""
+    """True for a well-formed formula over the variables of the entry, whichever operators join its parts."""
     python = answer.replace("\u00ac", " not ")
     for sign in "\u2227\u2228\u2192\u2194":
         python = python.replace(sign, " and ")

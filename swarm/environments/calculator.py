@@ -1,7 +1,7 @@
 """Arithmetic with a calculator: the model may call it, reads the result, and answers in plain text.
 
 Invariant: a turn is one call or the answer, and the answer is one number and nothing else, so that neither listing
-numbers nor many calls in a turn pays; an expression takes time linear in its length, and Python evaluates nothing.
+numbers nor many calls in a turn pays; an expression takes time linear in its length, and none reaches `eval`.
 """
 
 import random
@@ -32,7 +32,7 @@ class CalculatorEnvironment(NumberedEnvironment):
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError."""
+        """Reads the params. Raises ConfigError for one that is unknown or out of bounds."""
         params = Params(config)
         self._digits = params.integer("digits", 2, 1, 6)
         self._operations = params.text("operations", "+*", "+-*")
@@ -44,7 +44,7 @@ class CalculatorEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """A question that is not the one of the example."""
+        """Problem with a random expression, other than that of the worked example."""
         example = self._draw(random.Random(f"{self.config.seed}:example"))
         source = random.Random(f"{self.config.seed}:{task_id}")
         asked = self._draw(source)
@@ -53,7 +53,7 @@ class CalculatorEnvironment(NumberedEnvironment):
         return Problem(question=f"{asked} = ?", reference=value_of(asked) or "", entry=example, initial_state=asked)
 
     def opening(self, problem: Problem) -> tuple[Message, ...]:
-        """A worked example as a chat before the question: the same one in every chat."""
+        """Instructions and a worked example, the same in every task, then the chat of the base class."""
         example: str = problem.entry
         system = "You compute with the calculator. Call it first, then answer with its result."
         chat = (
@@ -66,12 +66,12 @@ class CalculatorEnvironment(NumberedEnvironment):
         return (*(Message(role=role, content=text) for role, text in chat), *super().opening(problem))
 
     def begin(self, problem: Problem) -> "Calculation":
-        """Nothing is called yet."""
+        """Starts an episode, in which no call was made yet."""
         return Calculation(problem.reference, self._role, is_line=self._is_line)
 
     @property
     def _role(self) -> str:
-        """Of results: without tool calls they come from the user."""
+        """Role of the messages with results: user if calls are lines of text, else tool."""
         return "user" if self._is_line else "tool"
 
     def _call(self, expression: str) -> str:
@@ -93,17 +93,17 @@ class CalculatorEnvironment(NumberedEnvironment):
 
 
 class Calculation:
-    """One try: calls, then an answer."""
+    """One episode: calls of the calculator, then the answer."""
 
     def __init__(self, right: str, role: str, *, is_line: bool) -> None:
         self._right = right
         self._role = role
         self._is_line = is_line
-        self._last = ""  # what the tool said
+        self._last = ""  # newest reply of the tool
         self._is_called = False
 
     def step(self, action: Action) -> Transition:
-        """A result for a call, the end for plain text."""
+        """Replies to a call with its result or an error; plain text is the answer and ends the episode."""
         if action.is_malformed:
             return self._say("error: the call cannot be read", TurnStatus.MALFORMED)
         line = _LINE.fullmatch(action.text.strip()) if self._is_line and len(action.text) < 300 else None
@@ -139,7 +139,8 @@ class Calculation:
 def value_of(expression: str) -> str | None:
     """Value of an expression over whole numbers with + - * / and brackets: `46`, or `7/2` where it is no whole number.
 
-    None for any other text, for a division by zero and for a result of more than 60 characters.
+    None for other texts, texts over 200 characters, a division by zero, and a numerator over 60 or denominator over 9
+    digits.
     """
     if len(expression) > _MAX_EXPRESSION_CHARS:
         return None
@@ -150,6 +151,6 @@ def value_of(expression: str) -> str | None:
 
 
 def number_in(answer: str) -> str | None:
-    """The whole number that an answer consists of, as `str` writes it; `Answer:` before and a point after it may be."""
+    """The whole number in an answer of nothing else but `Answer:` before and a point behind it, else None."""
     found = _ANSWER.fullmatch(answer.strip()) if len(answer) < 100 else None
     return str(int(found[1])) if found else None

@@ -80,10 +80,10 @@ KINDS: dict[str, _Kind] = {
 
 
 class CharTask:
-    """One of the eight tasks as pairs of texts, for a warm start.
+    """Generator of (question, answer) pairs of one of the eight tasks, for a warm start.
 
     Example:
-        CharTask("reverse", seed=0).sample(5)  # ("rev:abcd=", "dcba")
+        CharTask("reverse", seed=0).sample(5)  # ("rev:ydlk=", "kldy")
     """
 
     def __init__(self, kind: str, seed: int = 0) -> None:
@@ -94,7 +94,7 @@ class CharTask:
         self.seed = seed
 
     def sample(self, task_id: int) -> tuple[str, str]:
-        """(question, answer), from a generator seeded by the task's name, its seed and the number."""
+        """The (question, answer) pair of a number, drawn from a generator seeded by seed, kind and number."""
         kind = KINDS[self.kind]
         argument = kind.draw(random.Random(f"{self.seed}:{self.kind}:{task_id}"))
         return f"{kind.prefix}:{argument}=", kind.solve(argument)
@@ -104,7 +104,7 @@ class CharEnvironment(AnswerEnvironment):
     """One char task behind the Environment protocol: reward 1 for the exact answer, else 0."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """`config.dataset` is the task's name. Raises ConfigError."""
+        """Takes the task that `config.dataset` names. Raises ConfigError if it is unknown or the section has params."""
         if config.params:
             raise ConfigError(f"environment {config.name}: char tasks take no params, got {sorted(config.params)}")
         if config.dataset not in KINDS:

@@ -1,10 +1,10 @@
-"""Curriculum: which training problem comes next, with how many responses, and which problems are evaluated.
+"""Curriculum: the choice of the next training problem, its number of responses, and the problems for evaluation.
 
 `TaskMixture` is the weighted, endless sequence of training tasks; `AdaptiveCurriculum` chooses among them by the
 rewards of earlier groups, for recipes that have a prompt chooser.
 
-Invariant: training never sees a held-out problem, and everything follows from the seed, and with an adaptive curriculum
-from the rewards before; its memory is on disk before the first group of a round is handed over.
+Invariant: training never sees a held-out problem, and every choice follows from the seed, in an adaptive curriculum
+also from earlier rewards. An adaptive curriculum tries to write its memory to disk before it returns a round's groups.
 """
 
 import json
@@ -29,7 +29,7 @@ SPACING = 64  # numbers between two appearances of the same question, where the 
 NUM_CANDIDATES = 16  # tasks of the training sequence that an adaptive curriculum chooses one from
 
 _MAX_REFUSALS = 10_000  # at a held-out share of 1/4 this many in a row means that nothing else exists
-_MAX_CANDIDATES = 32  # tried before the one asked longest ago comes again
+_MAX_CANDIDATES = 32  # drawn before the one farthest from its other appearances is taken
 _KEPT_SEGMENTS = 4  # a segment, its two neighbours, and one more
 _NEXT_ROUND = 1 << 40  # added to a question's number each time it is answered again, so that new samples are drawn
 
@@ -41,9 +41,10 @@ Verify = Callable[[str, int, Sequence[Actions]], Awaitable[Verdict]]  # environm
 class TaskMixture:
     """Weighted, endless, numbered sequence of training tasks, with random access.
 
-    The same question does not come again within `spacing` numbers, unless the environments of the mixture
-    have fewer; then the one seen longest ago comes first. The sequence is made in segments of twice the
-    spacing: the even ones on their own, the odd ones so that they fit between their neighbours.
+    A question comes again within `spacing` numbers only if _MAX_CANDIDATES draws from the chosen environment give no
+    other, as in an environment with few questions; then the drawn question farthest from its other appearances is
+    taken. The sequence is made in segments of twice the spacing: even ones independently, odd ones so that they fit
+    between their neighbours.
 
     Example:
         mixture = TaskMixture(build_environments(configs), {"sums": 2.0, "products": 1.0}, seed=0)
@@ -57,7 +58,7 @@ class TaskMixture:
         seed: int,
         spacing: int = SPACING,
     ) -> None:
-        """Empty `weights`: every environment equally. Raises ConfigError for unknown names or no weight."""
+        """Weighs all environments equally if `weights` is empty. Raises ConfigError for a wrong name or weight."""
         assert spacing > 0, spacing
         self._environments = dict(environments)
         mix = dict(weights) or dict.fromkeys(self._environments, 1.0)
@@ -76,11 +77,7 @@ class TaskMixture:
         self._next = 0
 
     def task(self, number: int) -> Task:
-        """The task with a number >= 0 of the sequence.
-
-        Raises:
-            ConfigError: an environment holds nothing but held-out problems.
-        """
+        """Task `number` >= 0 of the sequence. Raises as `Environment.task`; ConfigError if every draw is held out."""
         assert number >= 0, number
         index, offset = divmod(number, 2 * self._spacing)
         return self._segment(index)[offset]
@@ -90,7 +87,7 @@ class TaskMixture:
         return [self.task(number) for number in range(first, first + count)]
 
     def next_task(self) -> Task:
-        """The task after the one that the last call gave, from the beginning. Raises as `task`."""
+        """The next task of the sequence; number 0 at the first call. Raises as `task`."""
         self._next += 1
         return self.task(self._next - 1)
 
@@ -110,7 +107,7 @@ class TaskMixture:
         return self._segments[index]
 
     def _choose(self, source: random.Random, around: "_Appearances", offset: int) -> Task:
-        """The first candidate far enough from its last appearance, or the farthest of a few."""
+        """The first candidate far enough from its other appearances, or else the farthest of _MAX_CANDIDATES."""
         (name,) = source.choices(self._names, self._weights)
         best, best_distance = None, -1
         for _ in range(_MAX_CANDIDATES):
@@ -134,7 +131,7 @@ class TaskMixture:
 
 @dataclass(slots=True)
 class _Appearances:
-    """Offsets at which questions appear before an offset of a segment, and after its end."""
+    """Offset of each question's last appearance up to the end of a segment, and of its first one after that."""
 
     spacing: int
     length: int  # of the segment
@@ -142,7 +139,7 @@ class _Appearances:
     following: dict[Question, int] = field(default_factory=dict[Question, int])
 
     def add(self, tasks: Sequence[Task], start: int) -> None:
-        """Tasks at offsets from `start` on: negative ones lie before the segment, `length` is behind its end."""
+        """Notes tasks at offsets from `start` on; the segment has offsets 0..length-1, its neighbours all others."""
         for offset, task in enumerate(tasks, start):
             if offset < self.length:
                 self.last[task.problem] = offset
@@ -150,17 +147,17 @@ class _Appearances:
                 self.following.setdefault(task.problem, offset)
 
     def distance(self, task: Task, offset: int) -> int:
-        """Numbers to the nearest other appearance of the question, at most `spacing`."""
+        """Distance, in numbers, from `offset` to the nearest appearance of the question, at most `spacing`."""
         before = offset - self.last.get(task.problem, offset - self.spacing)
         after = self.following.get(task.problem, offset + self.spacing) - offset
         return min(before, after, self.spacing)
 
 
 def evaluation_tasks(env: Environment, split: Literal["held_out", "all"], num: int, seed: int) -> list[Task]:
-    """Up to `num` different problems, the same for equal arguments on every node.
+    """Up to `num` different problems, the same for equal arguments on every node. Raises as `env.task`.
 
     Returns:
-        Fewer than `num` where the environment has no more (found) different problems of that split.
+        Fewer than `num` problems if min(16 num + 256, all) task ids, drawn at random, give no more of that split.
     """
     source = random.Random(f"evaluation:{env.name}:{split}:{seed}")
     chosen: dict[Question, Task] = {}
@@ -178,7 +175,7 @@ def evaluation_tasks(env: Environment, split: Literal["held_out", "all"], num: i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _State:
-    """Memory of the prompt chooser before the question of a number."""
+    """Memory of the prompt chooser before question `number` is chosen."""
 
     number: int
     memory: Mapping[str, Any]
@@ -188,13 +185,13 @@ class AdaptiveCurriculum:
     """Adaptive curriculum: rounds of questions chosen by the rewards of earlier rounds.
 
     Args:
-        chooser: the recipe's.
-        candidates: tasks of the training sequence by first number and count; NUM_CANDIDATES belong to each question.
-        answer: makes one group for each task.
-        verify: the sandboxed verifier. Raises RolloutFailed.
-        offload: runs what blocks.
-        path: file of what is remembered.
-        seed: of the choices.
+        chooser: prompt chooser of the recipe.
+        candidates: (first number, count) -> tasks of the training sequence; NUM_CANDIDATES for each question.
+        answer: makes one group for each task (blocking).
+        verify: sandboxed verifier; the chooser does not see a group for which it raises RolloutFailed.
+        offload: runs blocking functions.
+        path: file of the chooser's memory; ConfigError if it is not JSON.
+        seed: seed of the choices.
         group_size: mean number of responses.
         largest: most responses of one group, >= group_size.
     """
@@ -225,9 +222,9 @@ class AdaptiveCurriculum:
         self._states = _read(path, repr(chooser)) or [_State(number=0, memory=chooser.initial())]
 
     async def ask(self, first: int, count: int) -> list[RolloutGroup]:
-        """Answers `count` questions from number `first` on; their groups, in order.
+        """Answers `count` questions from number `first` on and returns their groups, in order.
 
-        Called again with the same `first` (after a kill) it chooses the same questions again.
+        A repeated call with the same arguments, also after a restart, chooses the same questions.
         """
         before = max((state for state in self._states if state.number <= first), key=lambda s: s.number, default=None)
         memory = self._chooser.initial() if before is None else before.memory
@@ -259,7 +256,7 @@ class AdaptiveCurriculum:
         wanted: Mapping[int, int],
         groups: list[RolloutGroup | None],
     ) -> None:
-        """Makes groups, or lengthens those of an earlier round, by `wanted[index]` responses."""
+        """Makes `wanted[index]` responses for each index, and adds them to the group of an earlier round, if any."""
         for size in sorted(set(wanted.values())):
             indices = [index for index, missing in wanted.items() if missing == size]
             made = await self._offload(
@@ -272,7 +269,7 @@ class AdaptiveCurriculum:
                 )
 
     def _choose(self, memory: Mapping[str, Any], first: int, count: int) -> list[Task]:
-        """One task for each number; the same one twice in a round only where no candidate is left."""
+        """Chooses one task for each number; a task repeats only if all candidates of a number were chosen before."""
         chosen: list[Task] = []
         for number in range(first, first + count):
             tasks = self._candidates(number * NUM_CANDIDATES, NUM_CANDIDATES)
@@ -284,7 +281,7 @@ class AdaptiveCurriculum:
         return chosen
 
     async def _rewards(self, group: RolloutGroup) -> Sequence[float]:
-        """Of every response; none where they cannot be scored, and the group then counts for nothing."""
+        """Reward of every response; () if they cannot be scored, so that the chooser ignores the group."""
         try:
             verdict = await self._verify(group.env, group.task_id, [rollout.actions for rollout in group.rollouts])
         except RolloutFailed as error:
@@ -294,7 +291,7 @@ class AdaptiveCurriculum:
 
 
 def key_of(task: Task) -> str:
-    """The name of a prompt, equal for equal tasks."""
+    """Key of a task for the prompt chooser: its environment and number."""
     return f"{task.env}/{task.task_id}"
 
 
@@ -304,7 +301,7 @@ def _present(group: RolloutGroup | None) -> RolloutGroup:
 
 
 def _read(path: Path, chooser: str) -> list[_State]:
-    """The remembered state; nothing where the file is of a chooser with other constants."""
+    """States from the file; [] if there is none, or it is of another chooser. Raises ConfigError if it is not JSON."""
     try:
         data = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -318,7 +315,7 @@ def _read(path: Path, chooser: str) -> list[_State]:
 
 
 def _write(path: Path, chooser: str, states: Sequence[_State]) -> None:
-    """Replaces the file, whole or not at all."""
+    """Replaces the file atomically; if writing fails, the old file stays and the error is logged."""
     data = {"chooser": chooser, "states": [{"number": each.number, "memory": each.memory} for each in states]}
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")

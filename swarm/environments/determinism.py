@@ -1,10 +1,10 @@
-"""Check of local environments: whether their episodes are sound, and come out the same in another process.
+"""Check of local environments: their episodes must be sound, and the same in another process.
 
-A few episodes are played in two fresh processes with other hash seeds, time zones, clocks and order of episodes; run
-as `python -m swarm.environments.determinism`, this module is such a process. Others are played in the sandbox of a node
-(`swarm.environments.soundness`).
+A few episodes are played in two fresh processes that differ in hash seed, time zone, clocks and order of episodes; each
+of them runs this module as `python -m swarm.environments.determinism`. More episodes are played in the sandbox of a
+node (`swarm.environments.soundness`).
 
-Invariant: what this check calls different is different; it cannot show that everything is the same.
+Invariant: every reported difference is real; the check cannot show that there is none.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from swarm.interfaces import Environment, Tokenizer
 
 HANG_S: Final = 600.0  # CPU is bounded in the process itself; this is for local code that sleeps
-LOCAL_KINDS: Final = ("function", "plugin")  # code that no version number of ours stands for
+LOCAL_KINDS: Final = ("function", "plugin")  # their code is not part of this package
 PLAYS_OF: Final = 5  # times answer_cpu_s that an action may take here, outside of the sandbox
 LEAST_PART_S: Final = 2.0  # of CPU, for imports and caches
 _SHOWN_CHARS: Final = 60  # of a value that differs
@@ -55,7 +55,7 @@ class Examined:
     """Properties of a sound environment of local code."""
 
     max_turns: int
-    difference: str  # between two processes, as a sentence without its subject; empty where there is none
+    difference: str  # between two processes, as a clause that names the part; "" if there is none
 
 
 async def examine(
@@ -65,15 +65,18 @@ async def examine(
 ) -> dict[str, Examined]:
     """Plays a few episodes of each environment that is local code, in two fresh processes and in a node's sandbox.
 
-    Starts processes where a configuration names local code, and none elsewhere.
+    Starts no process if no section names local code.
 
     Args:
-        configs: of environments.
-        sandbox: its limits; those of a node without a configuration where there is none.
-        tokenizer: that must read what any of the environments says; None: every text is read.
+        configs: sections of environments.
+        sandbox: limits of the sandbox; None: the default ones.
+        tokenizer: tokenizer that must read every text of all played episodes; None: texts are not checked.
+
+    Returns:
+        Name of each environment of local code -> its properties.
 
     Raises:
-        ConfigError: an environment cannot be built, or is unsound (`require_sound`).
+        ConfigError: an environment cannot be built or played, or is unsound (`require_sound`).
     """
     local, shipped = list[EnvironmentConfig](), list[EnvironmentConfig]()
     for config in configs:
@@ -108,10 +111,7 @@ async def differences(
     sandbox: SandboxConfig | None = None,
     tokenizer: "Tokenizer | None" = None,
 ) -> dict[str, str]:
-    """Name of each environment that is not repeatable -> what is wrong, as a sentence without its subject.
-
-    Raises as `examine`.
-    """
+    """Name of each local environment that is not repeatable -> the first difference found. Raises as `examine`."""
     found = await examine(configs, sandbox, tokenizer)
     return {name: each.difference for name, each in found.items() if each.difference}
 
@@ -121,7 +121,7 @@ async def require_repeatable(
     sandbox: SandboxConfig | None = None,
     tokenizer: "Tokenizer | None" = None,
 ) -> dict[str, Examined]:
-    """Findings of `examine`. Raises ConfigError as it does, and for an environment that no other node could replay."""
+    """Result of `examine`. Raises as `examine`, and ConfigError if an environment for other nodes is unrepeatable."""
     found = await examine(configs, sandbox, tokenizer)
     for config in configs:
         if config.exchange != "own" and config.name in found and (what := found[config.name].difference):
@@ -130,7 +130,7 @@ async def require_repeatable(
 
 
 def _difference(name: str, one: dict[str, list[str]], other: dict[str, list[str]]) -> str:
-    """The first part that is not the same; raises ConfigError for one that took too long."""
+    """Description of the first part that differs, "" if none does. Raises ConfigError for one that took too long."""
     for part, (text, *_) in (one | other).items():
         if text.startswith(_TOO_LONG):
             raise ConfigError(f"environment {name}: {part} took more CPU time than {text[len(_TOO_LONG) :]} s; a loop?")
@@ -141,7 +141,7 @@ def _difference(name: str, one: dict[str, list[str]], other: dict[str, list[str]
 
 
 def _first_difference(one: Any, other: Any) -> str:
-    """First place where two values of a part differ, with both values, shortened."""
+    """Description of the first place where two values of a part differ, with both values, shortened."""
     if not (isinstance(one, list) and isinstance(other, list)):
         return _both("it", one, other)
     (actions, (reward, turns)), (others_actions, (others_reward, others_turns)) = one, other
@@ -171,13 +171,13 @@ async def _play_elsewhere(
     ahead_s: float,
     is_reversed: bool,
 ) -> dict[str, Any]:
-    """Name of each environment -> its parts and tries, as a fresh process has them.
+    """Plays the environments in a fresh process; returns the name of each -> its parts and tries.
 
     Raises:
-        ConfigError: an environment cannot be built there, or the process died or took too long; says what of.
+        ConfigError: an environment cannot be built or tried out there, or the process died or took too long.
     """
     names = ", ".join(config.name for config in configs)
-    # without PYTHONPATH, as the process that judges: what only it finds would be missed there
+    # without PYTHONPATH, as in scoring processes: a module that is found only through it would be missing there
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -224,10 +224,10 @@ async def _play_elsewhere(
 
 
 def main() -> None:
-    """Plays what standard input names, and writes what came of it as JSON."""
+    """Plays the environments that standard input names, and writes the results to standard output as JSON."""
     request = json.loads(sys.stdin.buffer.read())
     ours = os.dup(1)
-    os.dup2(2, 1)  # what local code prints is no reply
+    os.dup2(2, 1)  # output of local code must not mix with the reply
     shift_clocks(request["ahead_s"])
     signal.signal(signal.SIGPROF, _take_long)
     limit_memory(request["memory_bytes"])  # where the system has such a limit: the code is this node's own
@@ -247,9 +247,10 @@ def main() -> None:
 
 
 def played(environment: "Environment", *, is_reversed: bool) -> dict[str, list[str]]:
-    """Each task, reference and episode by name as JSON, made in one order or the other; the others' twice.
+    """Name of each part (verifier, a few tasks, references and episodes) -> its values as JSON, one or two.
 
-    What follows the first part that takes too long is left out.
+    `is_reversed` makes all parts in reverse order, and then once more, for two values each. A part that raises has the
+    exception's name as its value. Parts after the first one that takes too long are left out.
     """
     last = environment.num_tasks - 1
     task_ids = sorted({min(task_id, last) for task_id in (0, 1, 2, last // 2, last - 1, last) if task_id >= 0})
@@ -287,7 +288,7 @@ _TOO_LONG: Final = "took longer than "  # no JSON
 
 
 class _TookLong(BaseException):
-    """No `except Exception` of local code keeps it."""
+    """CPU time limit exceeded. A BaseException, so that `except Exception` in local code does not swallow it."""
 
 
 def _take_long(*_: object) -> None:
@@ -296,7 +297,7 @@ def _take_long(*_: object) -> None:
 
 @contextmanager
 def _limit(environment: "Environment", num_actions: int) -> Generator[None]:
-    """Ends what takes far more CPU time than as many actions may, if Python runs then. Raises _TookLong."""
+    """Raises _TookLong in a block that uses far more CPU time than `num_actions` actions may, once Python code runs."""
     most_s = LEAST_PART_S + PLAYS_OF * num_actions * getattr(environment, "answer_cpu_s", ANSWER_CPU_S)
     signal.setitimer(signal.ITIMER_PROF, most_s, most_s)
     try:
@@ -310,7 +311,7 @@ def _limit(environment: "Environment", num_actions: int) -> Generator[None]:
 def shift_clocks(ahead_s: float) -> None:
     """Sets the clocks of `time` ahead in this process, and with them `date.today`.
 
-    `datetime.now` reads the system's clock: there only the time zones make a difference, of date and hour.
+    `datetime.now` reads the system's clock, so that only the time zones make its date and hour differ.
     """
     for name, scale in (
         ("time", 1),

@@ -1,8 +1,8 @@
 """Base classes of environments: numbered problems, the chat that asks them, held-out questions, episodes.
 
 Invariant: a problem is a pure function of (configuration, task id), so that every node rebuilds the same one. An
-environment of single answers only makes the problem (`build`) and judges an answer (`judge`); one of several turns
-makes the problem and an `Episode` of it (`begin`).
+environment of single answers implements `build` and `judge`; an environment of several turns implements `build` and
+`begin`.
 """
 
 import hashlib
@@ -25,38 +25,38 @@ ANSWER_CPU_S: Final = 0.05
 
 
 def is_held_out(question: str) -> bool:
-    """True for a quarter of all questions, which no node trains on: SHA-256 (UTF-8) in the lowest quarter.
+    """True if the SHA-256 of a question (UTF-8) is in the lowest quarter; no node trains on these questions.
 
-    It depends on the text alone, so every node holds out the same questions whatever its seed, and two task ids with
-    one question fall on the same side.
+    The result depends on the text alone, so every node holds out the same questions whatever its seed, and two task
+    ids with the same question get the same result.
     """
     return hashlib.sha256(question.encode(*_UTF8)).digest()[0] < _HELD_OUT_BELOW
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One question with its right answer; `entry` is whatever else its verifier needs."""
+    """One question with its right answer; `entry` holds whatever else its environment needs."""
 
     question: str
     reference: str
     entry: Any = None
-    initial_state: str = ""  # all that the number draws as text; empty where the question says it
+    initial_state: str = ""  # everything drawn for the task id, as text; "" if the question shows all of it
 
     @property
     def is_held_out(self) -> bool:
-        """By what the number draws: two numbers that draw the same fall on the same side."""
+        """True if the problem is for evaluation only, decided by `initial_state` or, if that is "", by the question."""
         return is_held_out(self.initial_state or self.question)
 
 
 class NumberedEnvironment(ABC):
-    """An `interfaces.Environment` over task ids 0..num_tasks-1; keeps the last 256 problems it built."""
+    """An `interfaces.Environment` over task ids 0..num_tasks-1; caches the 256 problems used last."""
 
-    answer_cpu_s = ANSWER_CPU_S  # that taking one action may take, seconds of CPU without the building of its problem
+    answer_cpu_s = ANSWER_CPU_S  # CPU seconds that one action may take, without the building of its problem
     max_turns = 1  # most actions of an episode
-    signals: frozenset[str] = frozenset()  # what its transitions say besides the outcome: some of `load.SIGNALS`
+    signals: frozenset[str] = frozenset()  # that its transitions give besides the outcome: some of `load.SIGNALS`
 
     def __init__(self, config: EnvironmentConfig, verifier: str, num_tasks: int | None = None) -> None:
-        """`num_tasks`: how many problems exist where that is fewer than the configuration asks for."""
+        """Raises ConfigError if the prompt lacks {question}; `num_tasks`, if given, caps the configured number."""
         if "{question}" not in config.prompt:
             raise ConfigError(f"environment {config.name}: prompt {config.prompt!r} must contain {{question}}")
         self.name = config.name
@@ -66,7 +66,7 @@ class NumberedEnvironment(ABC):
         self._problems = BoundedTable[int, Problem](_CACHED_PROBLEMS)
 
     def task(self, task_id: int) -> Task:
-        """The problem with that number as a chat. Raises LookupError outside 0..num_tasks-1."""
+        """The problem `task_id` as a chat. Raises as `problem`."""
         problem = self.problem(task_id)
         messages = self.opening(problem)
         return Task(
@@ -79,15 +79,15 @@ class NumberedEnvironment(ABC):
         )
 
     def episode(self, task_id: int) -> Episode:
-        """A new try at that problem. Raises LookupError."""
+        """A new episode of the problem `task_id`. Raises as `problem`."""
         return self.begin(self.problem(task_id))
 
     def reference(self, task_id: int) -> str:
-        """The right answer as text. Raises LookupError."""
+        """The right answer to the problem `task_id`, as text. Raises as `problem`."""
         return self.problem(task_id).reference
 
     def problem(self, task_id: int) -> Problem:
-        """The problem with that number. Raises LookupError, and ConfigError where `build` raises."""
+        """The problem `task_id`. Raises LookupError if there is none, ConfigError if `build` raises another error."""
         if not 0 <= task_id < self.num_tasks:
             raise LookupError(f"environment {self.name}: task {task_id} is outside 0..{self.num_tasks - 1}")
         problem = self._problems.get(task_id) or self._built(task_id)
@@ -113,26 +113,26 @@ class NumberedEnvironment(ABC):
 
     @abstractmethod
     def build(self, task_id: int) -> Problem:
-        """Makes the problem; `task_id` is within range. Draws from a generator seeded by configuration and number."""
+        """Builds problem `task_id` from configuration and this number alone. Raises LookupError if there is none."""
 
     @abstractmethod
     def begin(self, problem: Problem) -> Episode:
-        """A new try at a problem. Nothing that an episode does may change the problem or another episode."""
+        """Starts a new episode of the problem. No episode may change the problem or another episode."""
 
 
 class AnswerEnvironment(NumberedEnvironment):
-    """Environment of single answers: the episode ends after one action, judged without the white space around it."""
+    """Environment of single answers: an episode ends after one action, judged without surrounding white space."""
 
     def begin(self, problem: Problem) -> Episode:
-        """The question is asked; the answer ends it."""
+        """Starts an episode that its first action ends."""
         return _Answer(self, problem)
 
     @abstractmethod
     def judge(self, problem: Problem, answer: str) -> float:
-        """Reward of the stripped answer, clipped to [0, 1] by the caller. May run hostile text."""
+        """Reward of the stripped answer, which may be hostile text; the caller clips an episode's reward to [0, 1]."""
 
     def rewards(self, problem: Problem, answer: str) -> Mapping[str, float]:
-        """Named rewards of the stripped answer, the outcome among them. May run hostile text."""
+        """Named rewards of the stripped answer, which may be hostile text; by default the outcome alone."""
         return {OUTCOME: float(self.judge(problem, answer))}
 
 

@@ -1,7 +1,7 @@
-"""Formulas in answers: which texts are short arithmetic, what it is worth exactly, and what it is the integral of.
+"""Formulas in answers: recognition of short arithmetic, its exact value, and a check of integrals.
 
-Invariant: linear in the length of the text, and nothing is evaluated that an answer could make large: powers are small,
-nested ones together too, and no value between is beyond 1e25.
+Invariant: time is linear in the length of the text, and no answer can make a computation large: exact arithmetic has no
+powers, and the check of integrals bounds nested powers and stops at an intermediate value beyond 1e25.
 """
 
 import ast
@@ -31,7 +31,7 @@ FUNCTIONS: Final = frozenset({"sin", "cos", "tan", "exp", "log", "sqrt", "asin",
 def is_formula(answer: str) -> bool:
     """True for short arithmetic over numbers, one-letter symbols and common functions, with small exponents.
 
-    That leaves sympy's parser no name, attribute or power through which an answer could run or burn anything.
+    Without other names, attributes and large powers, an answer can neither run code in sympy's parser nor keep it busy.
     """
     at = num_tokens = 0
     while at < len(answer):  # token by token: one pattern for all of it took exponential time over a long word
@@ -63,9 +63,9 @@ def exact_value(answer: str) -> tuple[Fraction, list[int]] | None:
 
 
 def is_integral(answer: str, integrand: str, variable: str) -> bool:
-    """True if the derivative of a formula over `variable` and C is the integrand, at two complex points to 45 digits.
+    """True if the derivative of `answer` by `variable` is the integrand, at two complex points to 45 digits.
 
-    sympy's `simplify` decides the same for any formula, but takes seconds over some of 100 characters.
+    C is a constant. False beyond the bounds above. sympy's `simplify` has no bounds, but may take seconds.
     """
     if not is_formula(answer):
         return False
@@ -134,7 +134,7 @@ def _exact(node: ast.expr, numbers: list[int]) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """Value and derivative at a point, with a bound of how far powers have been piled up."""
+    """Value and derivative of a term at a point, and its degree, which bounds nested powers."""
 
     value: Any  # complex, of mpmath; this and the next
     derivative: Any
@@ -168,7 +168,7 @@ def _term(node: ast.expr, symbols: Mapping[str, _Term], context: Any) -> _Term:
 
 
 def _function(name: str, at: Any, context: Any) -> tuple[Any, Any]:
-    """Value and derivative."""
+    """Value and derivative of a function at a point."""
     value = getattr(context, name)(at)
     match name:
         case "sin":

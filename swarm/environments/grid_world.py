@@ -1,8 +1,8 @@
-"""Grid world in text: walk to the goal past walls, in some grids over a key.
+"""Grid world in text: walk to the goal past walls, in some grids after fetching a key.
 
-Invariant: a turn is one step, and a turn's reward is the change of the shortest way that is left over the whole way:
-walking in circles earns 0, and every episode that arrives earns 1 in sum. In style `char` every text is made of the
-letters of the tiny model.
+Invariant: a turn is one step, and its reward is the decrease of the distance to the goal (length of the shortest path)
+over the distance at the start: walking in circles earns 0, and every episode that reaches the goal earns 1 in total. In
+style `char` every text is made of the characters of the tiny model.
 """
 
 import random
@@ -24,7 +24,7 @@ _MAX_DRAWS: Final = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """A square with walls; `steps_left` has each state from which the goal can be reached."""
+    """A square grid with walls; `steps_left` maps each state from which the goal can be reached to its distance."""
 
     size: int
     walls: frozenset[Cell]
@@ -34,7 +34,7 @@ class Grid:
     steps_left: dict[State, int]
 
     def after(self, state: State, move: Cell) -> State | None:
-        """The state after a step; None where a wall or the edge is in the way."""
+        """The state after a step; None if a wall or the edge is in the way."""
         (row, column), is_open = state
         cell = row + move[0], column + move[1]
         if cell in self.walls or not (0 <= cell[0] < self.size and 0 <= cell[1] < self.size):
@@ -43,16 +43,16 @@ class Grid:
 
 
 class GridWorldEnvironment(NumberedEnvironment):
-    """One step a turn until the goal is reached.
+    """Walks on a grid, one step a turn until the goal is reached.
 
-    Params: `size` (4), `walls` (0.2, share of the cells), `keys` (0 or 1: the goal counts once the key was fetched),
-    `steps` (0: longest shortest way; half of the turns where 0), `style` (text, or char), `max_turns` (8). Actions: up,
-    right, down, left, or their first letters. Rewards: outcome 1 at the goal, `short` the shortest way over the turns
-    taken.
+    Params: `size` (4), `walls` (0.2, share of the cells), `keys` (0; 1: the goal counts only once the key was fetched),
+    `steps` (0: largest distance from start to goal; 0 stands for half of the turns), `style` (text, or char),
+    `max_turns` (8). Actions: up, right, down, left, or their first letters. Rewards: outcome 1 at the goal, `short` the
+    length of the shortest path over the number of turns taken.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError."""
+        """Reads the params. Raises ConfigError for one that is unknown or out of bounds."""
         params = Params(config)
         self._size = params.integer("size", 4, 3, 8)
         self._walls = params.number("walls", 0.2, 0.0, 0.5)
@@ -65,7 +65,7 @@ class GridWorldEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """A grid whose goal can be reached; without walls where many draws gave none."""
+        """Problem with a random grid, its goal 2 to `steps` moves away; if many draws fail, without walls."""
         source = random.Random(f"{self.config.seed}:{task_id}")
         for _ in range(_MAX_DRAWS):
             grid = self._draw(source, self._walls)
@@ -84,7 +84,7 @@ class GridWorldEnvironment(NumberedEnvironment):
         )
 
     def begin(self, problem: Problem) -> "Walk":
-        """At the start."""
+        """Starts an episode at the start cell of the grid."""
         return Walk(problem.entry, is_char=self.style == "char")
 
     def demonstration(self, task_id: int) -> Actions:
@@ -109,7 +109,7 @@ class GridWorldEnvironment(NumberedEnvironment):
 
 
 class Walk:
-    """One try, step by step."""
+    """One episode, step by step."""
 
     def __init__(self, grid: Grid, *, is_char: bool) -> None:
         self._grid = grid
@@ -118,7 +118,7 @@ class Walk:
         self._num_turns = 0
 
     def step(self, action: Action) -> Transition:
-        """The grid after the step, or the end."""
+        """Takes a step, unless the word is unknown or the way blocked, and shows the grid; the goal ends the walk."""
         grid = self._grid
         self._num_turns += 1
         move = _WORDS.get(action.text.strip().rstrip(".").lower()) if len(action.text) < 20 else None
@@ -151,7 +151,7 @@ def show(grid: Grid, state: State) -> str:
 
 
 def show_char(grid: Grid, state: State) -> str:
-    """Own place, goal, and what is above, right, below and left: `b2d4-#--=`."""
+    """Own cell, cell of the key or else the goal, and `#` for each blocked move up, right, down, left: `b2d4-#--=`."""
     target = grid.goal if state[1] or grid.key is None else grid.key
     around = ("#" if grid.after(state, move) is None else "-" for move in MOVES.values())
     return f"{_name(state[0])}{_name(target)}{''.join(around)}="
@@ -170,7 +170,7 @@ def _question(shown: str, has_key: bool) -> str:
 
 
 def _steps_left(grid: Grid, cells: list[Cell]) -> dict[State, int]:
-    """Length of the shortest way to the goal, backwards over all states."""
+    """Distance to the goal of each state that can reach it, by a breadth-first search backwards from the goal."""
     before: dict[State, list[State]] = {}
     for cell in cells:
         for is_open in (False, True):

@@ -1,7 +1,7 @@
-"""A Hugging Face dataset as a .jsonl file, which is what environments read.
+"""Conversion of a Hugging Face dataset to a .jsonl file, the format that environments read.
 
-Invariant: `datasets` and its threads stay out of the processes that score answers; they read a plain file, whose digest
-says whether two nodes have the same problems.
+Invariant: `datasets` and its threads stay out of the processes that score answers; these read a plain file, whose
+digest shows if two nodes have the same problems.
 """
 
 import json
@@ -16,16 +16,16 @@ _READERS: Final = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".arro
 
 
 def write_jsonl(source: str, path: Path, subset: str = "", split: str = "train") -> Path:
-    """Writes the records of a dataset to a file, a line of JSON each; a file that is there stays (blocking, slow).
+    """Writes a dataset to a file of JSON lines and returns its path; an existing file is kept (blocking, slow).
 
     Args:
         source: a hub id, a folder (of `save_to_disk`, or with parquet, csv or json files), or one such file.
-        path: of the file; its folder is made.
-        subset: configuration of the dataset, where it has several.
-        split: which part of it.
+        path: file to write; its folder is created if needed.
+        subset: configuration of the dataset, if it has several.
+        split: part of the dataset, if it has several.
 
     Raises:
-        ConfigError: `datasets` is not installed, there is no such dataset, or the disk refuses.
+        ConfigError: `datasets` is not installed, the dataset or a record cannot be read, or the file cannot be written.
     """
     if path.exists():
         return path
@@ -52,12 +52,12 @@ def write_jsonl(source: str, path: Path, subset: str = "", split: str = "train")
 
 
 def is_dataset(source: str) -> bool:
-    """True if `datasets` is to read it: all that is no .jsonl file."""
+    """True if `source` has to be read with `datasets`: every name that does not end in .jsonl."""
     return not source.endswith(".jsonl")
 
 
 def file_name(source: str, subset: str, split: str) -> str:
-    """Name of the file for a part of a dataset: another one for another part."""
+    """File name for a part of a dataset: source, subset and split in safe characters, the last 120 of them."""
     text = "-".join(filter(None, (source.rstrip("/").removeprefix("/"), subset, split)))
     return f"{''.join(c if c.isalnum() or c in '._-' else '_' for c in text)[-120:]}.jsonl"
 

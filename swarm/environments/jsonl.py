@@ -1,9 +1,9 @@
 """Problems from a file, judged by their reference or by a function of the user.
 
-The file has JSON lines; `hub_datasets` makes one of a Hugging Face dataset.
+The file has one JSON object per line; `hub_datasets` writes one from a Hugging Face dataset.
 
-Invariant: the file is read one bounded line at a time, and with a digest in the configuration it is exactly
-the file that every other node of the run has. A function comes from this node's own configuration and is called in the
+Invariant: the file is read one bounded line at a time, and a digest in the configuration makes sure that every node of
+the run has the same file. A function comes from this node's own configuration and is called in the
 sandbox like every other verifier, because the answers may come from peers.
 """
 
@@ -28,20 +28,21 @@ _ROUNDING = 1e-9
 _PARAMS = frozenset({"path", "question", "answer"})
 
 RewardFunction = Callable[..., float | Mapping[str, float]]
-"""(question, answer without the white space around it, reference), and the whole record where it takes four."""
+"""(question, stripped answer, reference[, whole record]) -> a reward, or several rewards by name."""
 
 
 class RecordEnvironment(AnswerEnvironment):
-    """Questions with a reference answer; reward 1 for the same text up to white space, or the same number.
+    """Questions with a reference answer; reward 1 for the same text up to white space, or the same number, else 0.
 
-    `config.dataset` (or params.path) is a file ending in .jsonl; params.question and params.answer name the fields.
+    `params.path`, or else `config.dataset`, is a file ending in .jsonl; params.question and params.answer name the
+    fields, by default "question" and "answer".
     """
 
     is_answer_needed = True  # each record has one
-    is_record_needed = False  # by what judges; problems are kept, so that all of a record would be
+    is_record_needed = False  # by the judge; else a cached problem would keep its whole record in memory
 
     def __init__(self, config: EnvironmentConfig, verifier: str = "match") -> None:
-        """Raises ConfigError: no such file, another digest, a line that is too long, no records."""
+        """Raises ConfigError for an unknown param, and as `open_records`."""
         unknown = sorted(set(config.params) - _PARAMS)
         if unknown:
             raise ConfigError(f"environment {config.name}: unknown param {unknown[0]!r}; known: {sorted(_PARAMS)}")
@@ -71,7 +72,7 @@ class RecordEnvironment(AnswerEnvironment):
         )
 
     def opening(self, problem: Problem) -> tuple[Message, ...]:
-        """The record's own chat where it has `messages`, the last of them in the configured prompt."""
+        """The chat of a record with `messages`, its question in the configured prompt; else that of the base class."""
         chat: tuple[Message, ...] = problem.entry.chat
         asked = super().opening(problem)
         has_system = bool(chat) and chat[0].role == "system"
@@ -88,7 +89,7 @@ class RecordEnvironment(AnswerEnvironment):
         )
 
     def _chat(self, task_id: int, messages: object) -> tuple[Message, ...]:
-        """Messages of a record up to the question, which is the last of the user's: what follows it is not shown."""
+        """Messages up to the last user message, the question; () without one. Raises LookupError for malformed ones."""
         given = cast("list[Any]", messages) if isinstance(messages, list) else []
         while given and not (isinstance(given[-1], dict) and given[-1].get("role") == "user"):
             given = given[:-1]
@@ -107,15 +108,15 @@ class RecordEnvironment(AnswerEnvironment):
 class FunctionEnvironment(RecordEnvironment):
     """Problems of a file (params.path), judged by the RewardFunction that `config.dataset` names.
 
-    It gets "" as the reference of a record without one. What it returns is a number, or several by name, which
-    `config.reward_weights` adds up to one. An attribute `answer_cpu_s` of the function tells the CPU seconds that it
-    may take for an answer.
+    The function gets "" as the reference of a record without one. It returns a number, or several numbers by name,
+    of which `config.reward_weights` makes a weighted sum; `config.reward_range` is scaled to [0, 1]. An attribute
+    `answer_cpu_s` of the function sets the CPU seconds that it may take for one answer.
     """
 
     is_answer_needed = False
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError: the function or the problems cannot be loaded."""
+        """Raises ConfigError if the function or problems cannot be loaded, or the function has a wrong signature."""
         if not config.params.get("path"):
             raise ConfigError(f"environment {config.name}: params.path must name the .jsonl file of problems")
         score = load_object(config.dataset)
@@ -173,7 +174,7 @@ class FunctionEnvironment(RecordEnvironment):
         return float(cast("Any", given))
 
     def _rescaled(self, value: float, of: str = "") -> float:
-        """In [0, 1]. Raises ValueError where it is outside of the range; `of` says what it is made of."""
+        """Scales a value from `reward_range` to [0, 1]. Raises ValueError outside of it; `of` describes the value."""
         share = (value - self._low) / (self._high - self._low)
         for end in (0.0, 1.0):  # a weighted sum may miss it by its rounding
             if abs(share - end) < _ROUNDING:
@@ -188,19 +189,19 @@ class FunctionEnvironment(RecordEnvironment):
 
 
 class _Entry(NamedTuple):
-    """A record, and the chat in it; the latter is empty where it has none."""
+    """A record ({} unless the judge needs it) and its chat (() if the record has a field with the question)."""
 
     record: Mapping[str, Any]
     chat: tuple[Message, ...]
 
 
 def _takes_record(config: EnvironmentConfig, score: Callable[..., Any]) -> bool:
-    """True if a function takes the whole record, too: it needs a fourth argument, or names one `record`.
+    """True if a reward function takes the record, too: it requires a fourth argument, or its fourth is named `record`.
 
-    A fourth argument with another name and a default value is the function's own.
+    An optional fourth argument with another name is not passed. False for a class in C, whose signature is unknown.
 
     Raises:
-        ConfigError: it cannot be called.
+        ConfigError: the function can be called with neither three nor four arguments.
     """
     try:
         signature = inspect.signature(score)
@@ -219,7 +220,7 @@ def _takes_record(config: EnvironmentConfig, score: Callable[..., Any]) -> bool:
 
 
 def is_same_answer(answer: str, reference: str) -> bool:
-    """Equal after every run of white space became one blank, or equal as finite decimal numbers."""
+    """True if two texts are equal with every run of white space as one blank, or equal as finite numbers."""
     if " ".join(answer.split()) == " ".join(reference.split()):
         return True
     left, right = number_of(answer), number_of(reference)
@@ -227,7 +228,7 @@ def is_same_answer(answer: str, reference: str) -> bool:
 
 
 def number_of(text: str) -> float | None:
-    """The finite decimal number that a text is, commas between digits left out; None: it is none."""
+    """The finite decimal number that a text is, commas left out; None for other texts and over 40 characters."""
     plain = text.strip().replace(",", "")
     if len(plain) > 40 or not plain.isascii() or "_" in plain:
         return None
@@ -239,7 +240,7 @@ def number_of(text: str) -> float | None:
 
 
 class Records(NamedTuple):
-    """Records of a file."""
+    """Random access to the records of a file."""
 
     num_records: int
     record: Callable[[int], dict[str, Any]]  # by index; raises LookupError
@@ -247,7 +248,7 @@ class Records(NamedTuple):
 
 
 def open_records(config: EnvironmentConfig, where: str) -> Records:
-    """The records of a .jsonl file. Raises ConfigError."""
+    """Opens a .jsonl file. Raises ConfigError if it is missing or empty, or has another digest or too long a line."""
     if not where:
         raise ConfigError(f"environment {config.name}: dataset must be a path")
     if not where.endswith(".jsonl"):
@@ -283,7 +284,7 @@ class _JsonLines:
         return len(self._offsets)
 
     def record(self, index: int) -> dict[str, Any]:
-        """The record with that index. Raises LookupError when the line is no JSON object."""
+        """The record at `index`. Raises LookupError if its line is no JSON object."""
         with self._path.open("rb") as file:
             file.seek(self._offsets[index])
             line = file.readline(MAX_LINE_BYTES + 1)

@@ -1,7 +1,7 @@
 """Environments from configuration: the built-in kinds, and a class of the user's own (kind `plugin`).
 
-Invariant: libraries of a kind are imported only when an environment of that kind is built, and local code is named by
-this node's own configuration only: a run manifest with kind `function` or `plugin` is refused.
+Invariant: libraries of a kind are imported only when an environment of that kind is built, and only this node's own
+configuration names local code: a run manifest may name a plugin by entry point and digest of an installed package.
 """
 
 import math
@@ -31,14 +31,14 @@ _KINDS: Final[Mapping[str, str]] = {
     "look_up": "swarm.environments.look_up:LookUpEnvironment",
     "reasoning_gym": "swarm.environments.reasoning_gym:ReasoningGymEnvironment",
 }
-SINGLE_ANSWERS: Final = ("reasoning_gym", "jsonl", "char", "function")  # kinds that say nothing besides the outcome
+SINGLE_ANSWERS: Final = ("reasoning_gym", "jsonl", "char", "function")  # kinds whose episodes have one action
 SIGNALS: Final = ("turn_rewards", "state_keys", "tool_calls", "reward_parts")
-"""What an environment may say besides the outcome (its attribute `signals`): a reward for each turn, a key of
-each state, tools, several named rewards."""
+"""Signals that an environment may give besides the outcome (its attribute `signals`): a reward for each turn, a key of
+each state, calls of tools, several named rewards."""
 
 
 def build_environment(config: EnvironmentConfig) -> Environment:
-    """The environment of one configuration section. Raises ConfigError: the message names it and the fix."""
+    """Builds the environment of one configuration section (blocking). Raises ConfigError, which names the fix."""
     made = _build(config)
     verifier, score = made.verifier, None
     if config.exchange != "replayable":
@@ -61,7 +61,7 @@ def build_environment(config: EnvironmentConfig) -> Environment:
 
 
 def _check_weights(environment: Environment, weights: Mapping[str, float]) -> None:
-    """Refuses a name that no reward of a played episode has, where the environment shows how to play one."""
+    """Raises ConfigError for a weight whose reward a played demonstration lacks; without a demonstration, never."""
     demonstrate = getattr(environment, "demonstration", None)
     if demonstrate is None:
         return
@@ -87,12 +87,13 @@ def _build(config: EnvironmentConfig) -> Environment:
 def load_plugin(config: EnvironmentConfig) -> Environment:
     """An instance of the class that `config.dataset` names ("module:Class", "path/file.py:Class", or an entry point).
 
-    It is called with the configuration section, and must be an `interfaces.Environment`. Its code runs in the sandbox
-    to score answers, and in the worker to ask questions. Where the section has a digest, the installed package must
-    have it: so a manifest names an environment that every node has checked to be the same code.
+    The class is called with the configuration section and must make an `interfaces.Environment`. Its code runs in the
+    sandbox to score answers, and in the worker to ask questions. If the section has a digest, the installed package
+    must have the same one, so that a manifest can name an environment whose code is equal on every node.
 
     Raises:
-        ConfigError: no such class, it raised while it was built, or it lacks a member; names the fix.
+        ConfigError: there is no such class or its package has another digest, its constructor raised, or the instance
+            lacks a member or has one of a wrong value; the message names the fix.
 
     Example:
         load_plugin(EnvironmentConfig(name="sums", kind="plugin", dataset="my_sums.py:Sums"))
@@ -132,7 +133,7 @@ def load_plugin(config: EnvironmentConfig) -> Environment:
 
 
 def _check_package(origin: str, config: EnvironmentConfig) -> None:
-    """Before anything of it is imported."""
+    """Raises ConfigError unless the installed package has the configured digest; imports nothing of the package."""
     if ":" in config.dataset:
         raise ConfigError(f"{origin} has a digest, which is of an installed package; name its entry point")
     package, digest = package_digest(ENTRY_POINTS, config.dataset)
@@ -151,7 +152,7 @@ def signals_of(environment: Environment) -> frozenset[str]:
 
 
 def build_environments(configs: Iterable[EnvironmentConfig]) -> dict[str, Environment]:
-    """Every environment by name, in order. Raises ConfigError when two share a name."""
+    """Builds all environments: name -> environment. Raises as `build_environment`, and ConfigError for equal names."""
     environments: dict[str, Environment] = {}
     for config in configs:
         if config.name in environments:
@@ -161,12 +162,12 @@ def build_environments(configs: Iterable[EnvironmentConfig]) -> dict[str, Enviro
 
 
 def reads_files(config: EnvironmentConfig) -> bool:
-    """True if the paths of a section may start at the node's working directory."""
+    """True if the environment of a section may read paths relative to the node's working directory."""
     return (config.inner or config).kind in _READS_FILES
 
 
 def record_paths(config: EnvironmentConfig) -> list[Path]:
-    """Files and folders of this machine that an environment goes on reading after it was built, if any."""
+    """Existing file or folder that an environment goes on reading after it was built, as a list of at most one."""
     config = config.inner or config
     where = config.params.get("path") or (config.dataset if config.kind == "jsonl" else "")
     if config.kind not in _READS_FILES or not where:

@@ -1,7 +1,7 @@
-"""Look-up in two hops: who is where, and what is there, in a table that the environment holds.
+"""Look-up in two hops, in tables that the environment holds: the place of a person, then the thing sold there.
 
 Invariant: a turn is one search or the answer; the answer is one word and nothing else, so that naming every
-thing of the table pays nothing. In style `char` every text is made of the letters of the tiny model.
+thing of the table earns nothing. In style `char` every text is made of the characters of the tiny model.
 """
 
 import random
@@ -37,29 +37,29 @@ _SEARCH: Final = re.compile(r"search[: ] ?([a-z]{1,20}(?: [a-z]{1,20})?)\.?", re
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """People, their places and things; the question is about the first person."""
+    """Places of people and the things sold there; the question is about the first person."""
 
-    where: dict[str, str]
-    what: dict[str, str]
+    where: dict[str, str]  # person -> place
+    what: dict[str, str]  # place -> thing
 
     @property
     def chain(self) -> tuple[str, str, str]:
-        """Person, place and thing that the question leads through."""
+        """Person, place and thing on the path from the question to its answer."""
         person, place = next(iter(self.where.items()))
         return person, place, self.what[place]
 
 
 class LookUpEnvironment(NumberedEnvironment):
-    """A person's place, and what is there, found by two searches.
+    """Questions for the thing that is sold where a person lives, answered by two searches.
 
     Params: `people` (6: rows of each table), `style` (text, or char), `length` (3: letters of a word in style char),
     `max_turns` (5). Actions: a search (`search Ada Cook`, or a call of `search` with `query`; in style char `?abc`), or
-    the answer (`Answer: tea`; in style char `def`), which ends it. Rewards: outcome 1 for the right thing, `found` the
-    share of the two hops that were searched; a turn that finds a hop first earns 0.5.
+    the answer (`Answer: tea`; in style char `def`), which ends the episode. Rewards: outcome 1 for the right thing,
+    `found` the share of the two hops that were searched; the first search of each hop earns its turn 0.5.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError."""
+        """Reads the params. Raises ConfigError for one that is unknown or out of bounds."""
         params = Params(config)
         self._people = params.integer("people", 6, 1, 20)
         self.style = params.choice("style", "text", ("text", "char"))
@@ -72,7 +72,7 @@ class LookUpEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """A question over a table of its own."""
+        """Problem with random tables and a question about their first person."""
         source, count = random.Random(f"{self.config.seed}:{task_id}"), self._people
         if self.style == "char":
             words: dict[str, None] = {}
@@ -95,7 +95,7 @@ class LookUpEnvironment(NumberedEnvironment):
         )
 
     def begin(self, problem: Problem) -> "LookUp":
-        """Nothing is found yet."""
+        """Starts an episode, in which nothing was searched yet."""
         return LookUp(problem.entry, is_char=self.style == "char")
 
     def demonstration(self, task_id: int) -> Actions:
@@ -117,7 +117,7 @@ def _question(person: str) -> str:
 
 
 class LookUp:
-    """One try: searches, then an answer."""
+    """One episode: searches, then the answer."""
 
     def __init__(self, table: Table, *, is_char: bool) -> None:
         self._table = table
@@ -127,7 +127,7 @@ class LookUp:
         self._found: set[str] = set()
 
     def step(self, action: Action) -> Transition:
-        """The table's entry for a word, or the end."""
+        """Replies to a search with the table's entry or an error; any other text is the answer and ends the episode."""
         if action.is_malformed or len(action.calls) > 1:
             status = TurnStatus.MALFORMED if action.is_malformed else TurnStatus.TOOL_ERROR
             return self._say("-=" if self._is_char else "error: one search at a time", status)
@@ -141,7 +141,7 @@ class LookUp:
         return Transition(is_end=True, rewards=rewards, status=status, state_key="end")
 
     def _query(self, action: Action) -> str | None:
-        """The word searched for; None for an answer."""
+        """The query of a search, "" for any other call; None for an answer."""
         text = action.text.strip()
         if self._is_char:
             return text[1:] if text.startswith("?") else None

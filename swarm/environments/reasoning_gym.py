@@ -1,8 +1,8 @@
-"""Every dataset of reasoning-gym as an environment.
+"""Datasets of reasoning-gym as environments.
 
-Invariant: no answer text reaches `eval` here. Datasets whose scorer evaluates the answer see only answers
-that are plain literals or plain formulas; anything else is worth 0 before the scorer is called. The sandbox
-is the second wall, for what this one misses.
+Invariant: no unchecked answer reaches `eval`. A scorer that evaluates the answer gets only the reference itself, plain
+literals and words, or plain formulas; any other answer is worth 0 without a call of the scorer. The sandbox is the
+second defence, for what this one misses.
 """
 
 import ast
@@ -65,13 +65,13 @@ class ReasoningGymEnvironment(AnswerEnvironment):
 
     `config.params` are the dataset's, plus `exact` (default true): reward 1 for an answer that is right as a whole
     (`answer_forms.is_right`) and 0 for any other. reasoning-gym itself gives partial credit to wrong answers
-    (chain_sum: the right number's length over the answer's where it occurs in it; other datasets 0.01 to 0.5 for a
-    well-formed wrong answer); `exact = false` passes that on. What its scorer pays in full is worth nothing where it
-    is not right.
+    (chain_sum: the length of the right number over that of an answer that contains it; other datasets 0.01 to 0.5 for
+    a well-formed wrong answer); `exact = false` passes that credit on. An answer that reasoning-gym pays in full but
+    `is_right` does not accept is worth 0.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError: reasoning-gym is missing, or the dataset or a parameter is unknown."""
+        """Raises ConfigError if reasoning-gym is missing, or the dataset or a parameter is unknown or unusable."""
         params = dict(config.params)
         self._is_exact = params.pop("exact", True)
         if not isinstance(self._is_exact, bool):
@@ -132,7 +132,7 @@ class ReasoningGymEnvironment(AnswerEnvironment):
 
 
 def is_literal(answer: str) -> bool:
-    """True for a Python literal, and for bare words and numbers, through which `eval` can reach nothing."""
+    """True for a Python literal, and for bare words and numbers, with which `eval` can call nothing."""
     if _PLAIN_PATTERN.fullmatch(answer):
         return True
     with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -142,7 +142,7 @@ def is_literal(answer: str) -> bool:
 
 
 def _check_params(config: EnvironmentConfig, params: dict[str, Any]) -> None:
-    """Raises ConfigError for a dataset or a parameter that is not there, and for a plain value of another type."""
+    """Raises ConfigError for an unknown dataset or parameter, and for a plain value of the wrong type."""
     datasets: dict[str, tuple[type, type]] = importlib.import_module("reasoning_gym.factory").DATASETS
     if config.dataset not in datasets:
         near = difflib.get_close_matches(config.dataset, datasets, n=3)
@@ -189,7 +189,7 @@ def _import_reasoning_gym() -> ModuleType:
 
 @contextmanager
 def _stand_ins(names: list[str]) -> Generator[None]:
-    """For the duration of an import, modules that nothing but the unused parts of it need."""
+    """Installs stand-ins for modules, for the duration of an import whose used parts do not need them."""
     for name in names:
         sys.modules[name] = _StandIn(name)
     try:
@@ -200,7 +200,7 @@ def _stand_ins(names: list[str]) -> Generator[None]:
 
 
 class _StandIn(ModuleType):
-    """An absent library: importing names from it works, using one raises ImportError."""
+    """Stand-in for an absent library: importing names from it works, calling one raises ImportError."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -1,6 +1,6 @@
 """Facts about a file of questions and right answers that no single record shows: contradictions, repetitions, blanks.
 
-Invariant: facts alone, of at most MOST_READ records; `swarm.diagnosis.record_rules` judges which ones do harm.
+Invariant: only facts, about at most MOST_READ records; `swarm.diagnosis.record_rules` judges which ones do harm.
 """
 
 import json
@@ -20,9 +20,9 @@ MAX_FILE_BYTES: Final = 256 * 2**20  # a larger one is not read
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordFacts:
-    """Facts that hold for all records of one environment.
+    """Counts over the records of one environment, and their right answers.
 
-    Example: a file that has each of 60 questions four times, each time with another right answer, has num_records 240,
+    Example: a file with 60 questions, each of them four times with four different right answers, has num_records 240,
     num_questions 60 and num_contradicting 240.
     """
 
@@ -31,7 +31,7 @@ class RecordFacts:
     num_contradicting: int = 0  # records whose question has another right answer elsewhere
     first_contradiction: tuple[int, int] = (-1, -1)  # records
     num_with_blanks: int = 0  # right answers with white space before or after them
-    num_null: int = 0  # right answers that are null, which an answer would have to spell
+    num_null: int = 0  # right answers that are null, which only the answer "None" would match
     num_no_text: int = 0  # right answers that are true, false, a list or a table
     num_broken: int = 0  # lines that are no record
     commonest: int = 0  # records with the commonest right answer
@@ -40,31 +40,31 @@ class RecordFacts:
 
 
 def plain(answer: str) -> str:
-    """Equal for answers that count as the same: up to white space, or as numbers."""
+    """Canonical form of an answer: its number, or else its text with each run of white space as one blank."""
     number = number_of(answer)
     return " ".join(answer.split()) if number is None else f"{number!r}"
 
 
 def loose(answer: str) -> str:
-    """Equal for answers that differ in nothing but case, punctuation and white space."""
+    """The case-folded letters and digits of an answer, without punctuation and white space."""
     return "".join(each for each in answer.casefold() if each.isalnum())
 
 
 def last_word(answer: str) -> str:
-    """The text behind the last white space of a right answer that has some; "" of one word."""
+    """The last word of an answer of several words; "" if the answer has fewer than two."""
     words = answer.split()
     return words[-1] if len(words) > 1 else ""
 
 
 def file_of(config: EnvironmentConfig) -> Path | None:
-    """The file that an environment asks from; None where it has none."""
+    """Path of the file of problems of an environment of kind jsonl or function; None for other kinds."""
     if config.kind not in ("jsonl", "function"):
         return None
     return Path(str(config.params.get("path") or config.dataset)).expanduser()
 
 
 def record_facts(config: EnvironmentConfig) -> RecordFacts | None:
-    """Facts of the file that an environment asks from (blocking); None where it has none that can be read."""
+    """Facts about the records of an environment (blocking); None without a readable file of at most MAX_FILE_BYTES."""
     path = file_of(config)
     if path is None:
         return None
@@ -118,7 +118,7 @@ def _facts(path: Path, _changed_ns: int, _num_bytes: int, question: str, answer:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any] | None]:
-    """The first records of a file; None for a line that is none."""
+    """Yields the first MOST_READ records of a file, and None for each line among them that is no JSON object."""
     with path.open("rb") as file:
         count = 0
         while count < MOST_READ and (line := file.readline(MAX_LINE_BYTES + 1)):
@@ -133,7 +133,7 @@ def _records(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def _question(record: dict[str, Any], key: str) -> str:
-    """A question, or the chat before the answer, as text."""
+    """The question of a record, or else its `messages`, as text."""
     if key in record:
         return str(record[key])
     return json.dumps(record.get("messages", ""), sort_keys=True)

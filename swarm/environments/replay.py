@@ -1,9 +1,9 @@
 """Replay of episodes: recorded actions through an environment's own state machine.
 
-Where observations are believed (`exchange = "scored"`), only the last action is judged, and nothing is replayed.
+Where an environment's `score` is used (`exchange` is not "replayable"), only the last action is judged.
 
-Invariant: whoever replays the same actions of the same task gets the same outcome; a producer plays an episode with the
-same function, one action at a time.
+Invariant: a replay of the same actions of the same task gives the same outcome on every node; a producer plays its
+episodes with the same class, `ReplayedEpisode`, one action at a time.
 """
 
 import math
@@ -16,8 +16,8 @@ from swarm.episode import OUTCOME, Actions, EpisodeOutcome, Transition, TurnStat
 from swarm.flow import BoundedTable
 from swarm.interfaces import Environment, Episode
 
-MAX_OBSERVATION_CHARS = 8_192  # of one message; an environment that says more is cut there, on every node alike
-MAX_EPISODES = 1024  # that a process keeps between two of their actions
+MAX_OBSERVATION_CHARS = 8_192  # of one message; every node cuts a longer one there
+MAX_EPISODES = 1024  # unfinished ones that a process keeps
 MAX_REWARD = 1e6  # of a turn, and of each named reward; squares of more leave float32
 _MAX_NAME_CHARS = 256  # of a state, and of a role
 _MAX_SHOWN_CHARS = 80  # of a value in a message
@@ -25,17 +25,17 @@ _OUTCOME_ALONE = {OUTCOME: 1.0}
 
 
 Score = Callable[[int, str], Mapping[str, float]]
-"""(task id, last action) -> named rewards of an episode that ends with it; raises LookupError."""
+"""(task id, last action) -> named rewards of an episode that ends with that action; raises LookupError."""
 
 
 class ConfiguredEnvironment:
-    """An `interfaces.Environment` with what the configuration says of it beside its parameters.
+    """An `interfaces.Environment` with the settings that apply to every kind: reward weights and scoring.
 
     Args:
-        inner: as its class built it.
-        verifier: of inner, with what else makes two nodes' episodes differ.
-        reward_weights: name of each reward that counts -> its weight; none: the outcome alone.
-        score: judges the last action alone, where observations are believed or nobody repeats them.
+        inner: the environment as its class built it.
+        verifier: name that also covers these settings, so that nodes with other settings have another one.
+        reward_weights: name of each reward that counts -> its weight; empty or None: the outcome alone counts.
+        score: judges the last action alone, in place of a replay; None: episodes are replayed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ConfiguredEnvironment:
         self.score = score
         self.name, self.num_tasks, self.max_turns = inner.name, inner.num_tasks, inner.max_turns
         self.task, self.episode, self.reference = inner.task, inner.episode, inner.reference
-        # what an environment need not have
+        # optional attributes of an environment
         self.answer_cpu_s: float = getattr(inner, "answer_cpu_s", ANSWER_CPU_S)
         self.signals: Iterable[str] = getattr(inner, "signals", ())
         self.demonstration: Callable[[int], Actions] | None = getattr(inner, "demonstration", None)
@@ -61,28 +61,28 @@ Play = Callable[[Environment, int, Actions], EpisodeOutcome]
 
 
 class ReplayedEpisode:
-    """One episode in the making, with the bounds that hold for every environment."""
+    """An episode in progress, with the bounds that hold for every environment."""
 
     def __init__(self, environment: Environment, task_id: int) -> None:
-        """Raises LookupError: no such task."""
+        """Begins an episode of the task. Raises LookupError if there is no such task."""
         self._episode: Episode = environment.episode(task_id)
         self._max_turns = environment.max_turns
         self._num_conversations = 1
-        self._is_scored = score_of(environment) is not None  # nobody else would know where a conversation begins
+        self._is_scored = score_of(environment) is not None  # then no other node learns where a conversation begins
         self._weights = weights_of(environment)
         self.transitions: list[Transition] = []
 
     @property
     def is_ended(self) -> bool:
-        """True if it takes no other action."""
+        """True if the episode takes no further action."""
         return bool(self.transitions) and self.transitions[-1].is_end
 
     def step(self, text: str) -> Transition:
-        """The environment's answer to one more action; it ends at the latest with action number `max_turns`.
+        """Takes one more action and returns the environment's answer; ends the episode after `max_turns` actions.
 
         Raises:
-            ValueError: the environment answers in a conversation that it did not open, with a status that does not
-                exist, or with a reward that is no finite number.
+            ValueError: the environment returned no Transition, an unknown status, a reward that is no finite number,
+                a conversation that it did not open, or a new conversation without a message.
         """
         assert not self.is_ended, "an episode takes no action after its end"
         transition = _bounded(_checked(self._episode.step(parse_action(text))))
@@ -97,29 +97,29 @@ class ReplayedEpisode:
         return transition
 
     def play(self, actions: Iterable[str]) -> None:
-        """Takes actions up to its end; those after it are left out."""
+        """Takes actions until the episode ends, and ignores the remaining ones. Raises as `step`."""
         for text in actions:
             if self.is_ended:
                 break
             self.step(text)
 
     def outcome(self) -> EpisodeOutcome:
-        """Outcome so far; the reward of an episode that did not end is 0."""
+        """Outcome so far; its reward is the weighted sum of the newest transition's `rewards`, 0 without any."""
         rewards = self.transitions[-1].rewards if self.transitions else {}
         return EpisodeOutcome(reward=_worth(rewards, self._weights), transitions=tuple(self.transitions))
 
 
 class LiveEpisodes:
-    """Episodes that wait for their next action, found by the actions so far: a step costs one step, not a replay.
+    """Unfinished episodes, found by their actions so far, so that a new action costs one step instead of a replay.
 
-    Nothing depends on what is kept: an episode that was dropped is replayed.
+    An episode that is no longer kept is replayed, so that no result depends on `max_episodes`.
     """
 
     def __init__(self, max_episodes: int = MAX_EPISODES) -> None:
         self._waiting = BoundedTable[tuple[str, int, Actions], ReplayedEpisode](max_episodes)
 
     def step(self, environment: Environment, task_id: int, actions: Actions) -> EpisodeOutcome:
-        """The outcome of an episode after its newest action. Raises LookupError: no such task."""
+        """Outcome so far of an episode, given all its actions, at least one, the newest last. Raises as `replay`."""
         *before, newest = actions
         key = (environment.name, task_id, tuple(before))
         episode = self._waiting.pop(key, None)
@@ -138,7 +138,7 @@ def weights_of(environment: Environment) -> Mapping[str, float]:
 
 
 def score_of(environment: Environment) -> Score | None:
-    """Function that judges the last action alone; None where episodes are replayed."""
+    """Function that judges the last action alone; None if episodes are replayed."""
     return environment.score if isinstance(environment, ConfiguredEnvironment) else None
 
 
@@ -148,10 +148,9 @@ def _worth(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
 
 
 def replay(environment: Environment, task_id: int, actions: Actions) -> EpisodeOutcome:
-    """The episode that these actions make; those after its end are left out. May run hostile text.
+    """Outcome of an episode with these actions, which may be hostile text; actions after its end are ignored.
 
-    Raises:
-        LookupError: no such task.
+    Raises LookupError if there is no such task, and as `ReplayedEpisode.step`.
     """
     if (score := score_of(environment)) is not None:
         return _scored(score, weights_of(environment), task_id, actions[: environment.max_turns])
@@ -161,7 +160,7 @@ def replay(environment: Environment, task_id: int, actions: Actions) -> EpisodeO
 
 
 def _scored(score: Score, weights: Mapping[str, float], task_id: int, actions: Actions) -> EpisodeOutcome:
-    """An episode whose observations nobody here can rebuild: no turn has a reward, the last action has all of them."""
+    """Outcome by `score` alone: empty transitions, but for the last one, which has the named rewards."""
     if not actions:
         return EpisodeOutcome(reward=0.0, transitions=())
     end = _bounded(Transition(is_end=True, rewards=score(task_id, actions[-1])))
@@ -170,12 +169,12 @@ def _scored(score: Score, weights: Mapping[str, float], task_id: int, actions: A
 
 
 def answer_reward(environment: Environment, task_id: int, answer: str) -> float:
-    """Reward in [0, 1] of an episode with this one action. Raises LookupError."""
+    """Reward in [0, 1] of an episode with this one action. Raises as `replay`."""
     return replay(environment, task_id, (answer,)).reward
 
 
 def _checked(answer: object) -> Transition:
-    """The transition that `step` returned. Raises ValueError, with the fix, for anything else."""
+    """The transition that `step` returned, its status as a TurnStatus. Raises ValueError for anything else."""
     if not isinstance(answer, Transition):
         raise ValueError(f"step returned {_shown(answer)}, which is no swarm.episode.Transition")
     if answer.status.__class__ is not TurnStatus:
@@ -190,7 +189,7 @@ def _shown(value: object) -> str:
 
 
 def _bounded(transition: Transition) -> Transition:
-    """The transition with bounded texts and rewards; the same object where they are, as nearly always.
+    """The transition with texts cut and rewards clipped to their bounds; the same object if all are within, as usual.
 
     Raises:
         ValueError: a reward is no finite number.
@@ -217,7 +216,7 @@ def _bounded(transition: Transition) -> Transition:
 
 
 def _in_range(name: str, reward: float) -> float:
-    """A number that float32 statistics of a group can hold. Raises ValueError for what is no number."""
+    """The reward, clipped to [-MAX_REWARD, MAX_REWARD]. Raises ValueError if it is not finite."""
     if not math.isfinite(reward):
         raise ValueError(f"{name} is {reward}, which is no finite number")
     return min(MAX_REWARD, max(-MAX_REWARD, reward))

@@ -1,8 +1,8 @@
-"""Retry: any environment of single answers, asked again after a wrong one, with or without a hint.
+"""Retry: any environment of single answers, asked again after a wrong answer, with or without a hint.
 
-Invariant: an answer is judged by the wrapped environment alone, on a fresh episode, and what is held out is what that
-one holds out; a hint depends on the right answer and the last one only, and an answer that is always followed by
-another is not commented.
+Invariant: the wrapped environment alone judges each answer, on a fresh episode, and decides which tasks are held out. A
+hint depends only on the right answer and the last one given; where every answer is asked again, the reply does not
+depend on the answer.
 """
 
 import math
@@ -30,19 +30,19 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?", re.ASCII)
 
 
 class RetryEnvironment:
-    """Tries at one question until the answer is right.
+    """Environment of several tries at one question, until the answer is right or `max_turns` are used up.
 
     Params: `inner` (section of the wrapped environment, which asks single answers), `max_turns` (3) tries, `hint`
     (none, length, first character, order: higher or lower, for numbers), `example` (none, chat: two other questions
-    before the own one, the first with a wrong answer and its correction), `discount` (1.0, of the outcome for each try
-    after the first), `ask` (wrong: again after a wrong answer; always: after each, whatever it was, and the last one
-    counts), `style` (text, or char in the alphabet of the tiny model; that of the inner kind where left out).
-    Rewards: outcome of the last answer, discounted; `first_try` what the first answer was worth; `attempts` their
-    number, where it may differ.
+    before the asked one, the first with a wrong answer and its correction), `discount` (1.0, factor of the outcome for
+    each try after the first), `ask` (wrong: again after a wrong answer; always: after every answer, and the last one
+    counts), `style` (text, or char in the alphabet of the tiny model; by default that of the inner kind).
+    Rewards: those of the inner environment for the last answer, the outcome discounted; `first_try`, the outcome of
+    the first answer; `attempts`, the number of answers (not with ask = always).
     """
 
     def __init__(self, config: EnvironmentConfig, inner: Environment) -> None:
-        """`inner`: built from `config.inner`. Raises ConfigError."""
+        """Wraps `inner`, built from `config.inner`. Raises ConfigError for params that are invalid or do not fit it."""
         where = f"environment {config.name}"
         own = config.model_copy(update={"params": {k: v for k, v in config.params.items() if k != "inner"}})
         params = Params(own)
@@ -73,17 +73,17 @@ class RetryEnvironment:
         self.config = config
         self.inner = inner
         self.num_tasks = inner.num_tasks
-        self.verifier = f"{verifier_name(own, 1)}+{inner.verifier}"  # which says all of its section that counts
+        self.verifier = f"{verifier_name(own, 1)}+{inner.verifier}"  # the latter covers the inner section
         self.answer_cpu_s = float(getattr(inner, "answer_cpu_s", ANSWER_CPU_S))
         self._examples = self._find_examples() if has_example else ()  # built once: every prompt shows two of them
 
     def task(self, task_id: int) -> Task:
-        """The inner task, held out where that one is. Raises LookupError."""
+        """The task of the inner environment, with the example, if any, before its chat. Raises as the inner `task`."""
         task = self.inner.task(task_id)
         return replace(task, messages=(*self._worked(task), *task.messages), max_turns=self.max_turns)
 
     def _find_examples(self) -> "tuple[_Example, ...]":
-        """Tasks with different answers: one more than a chat shows, for where it asks one of them."""
+        """Three tasks with different answers, one more than a chat shows. Raises ConfigError if too few are found."""
         found: dict[str, _Example] = {}
         for task_id in range(min(self.num_tasks, _EXAMPLE_CANDIDATES)):
             with suppress(LookupError):  # a record without its field
@@ -95,7 +95,7 @@ class RetryEnvironment:
         return tuple(found.values())[:_NUM_EXAMPLES]
 
     def _worked(self, asked: Task) -> tuple[Message, ...]:
-        """A question whose first answer is wrong and whose second is right, then one that is answered at once."""
+        """Two worked questions, one answered wrongly and then rightly, one rightly; () if there are no examples."""
         if not self._examples:
             return ()
         first, second = [each for each in self._examples if each.messages != asked.messages][:2]
@@ -105,15 +105,15 @@ class RetryEnvironment:
         return (*corrected, *second.messages, say(content=second.answer))
 
     def episode(self, task_id: int) -> "Attempts":
-        """A new series of tries. Raises LookupError."""
+        """A new series of tries. Raises as the inner `reference`."""
         return Attempts(self, task_id, self.inner.reference(task_id))
 
     def reference(self, task_id: int) -> str:
-        """The right answer. Raises LookupError."""
+        """The right answer. Raises as the inner `reference`."""
         return self.inner.reference(task_id)
 
     def demonstration(self, task_id: int) -> Actions:
-        """Actions that earn every reward. Raises LookupError."""
+        """Actions that earn the full outcome: the right answer, given again as often as asked. Raises LookupError."""
         return (self.reference(task_id),) * (self.max_turns if self.asks_always else 1)
 
 
@@ -127,7 +127,7 @@ class _Example:
 
 
 def _num_answers(inner: Environment) -> float:
-    """Different right answers among the first tasks; without end where there are too few tasks to tell."""
+    """Number of different right answers among the first _NUM_LOOKED_AT tasks; infinity if they are fewer."""
     if inner.num_tasks < _NUM_LOOKED_AT:
         return math.inf
     answers: set[str] = set()
@@ -148,7 +148,7 @@ class Attempts:
         self._first = 0.0
 
     def step(self, action: Action) -> Transition:
-        """The end for a right or last answer, else the word that it was wrong."""
+        """Ends the episode after the last answer, or a right one unless all are asked again; else asks again."""
         retry = self._environment
         judged = retry.inner.episode(self._task_id).step(action)
         value = min(max(judged.rewards.get(OUTCOME, 0.0), 0.0), 1.0)
@@ -168,13 +168,13 @@ class Attempts:
         return Transition(messages=(said,), status=judged.status, state_key=f"{self._num_attempts}:{said.content}")
 
     def check(self) -> Message:
-        """Message after every answer where all are asked again."""
+        """Message after an answer, right or wrong, if every answer is asked again."""
         asked = self._environment.inner.task(self._task_id).messages[-1].content
         is_char = self._environment.style == "char"
         return Message(role="user", content=asked if is_char else "Is that right? Check it, and answer once more.")
 
     def correction(self, wrong: str) -> Message:
-        """Message after a wrong answer."""
+        """Message after a wrong answer, with the hint."""
         hint = self._hint(wrong)
         is_char = self._environment.style == "char"
         return Message(role="user", content=f"no{hint}=" if is_char else f"No, that is wrong.{hint} Try again.")

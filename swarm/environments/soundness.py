@@ -1,6 +1,6 @@
-"""Check of an environment's episodes in the sandbox of a node: they end in rewards that count, whatever a model writes.
+"""Check of an environment's episodes in the sandbox of a node: they can be played and scored, whatever a model writes.
 
-Invariant: what is refused here would fail, or be cut without a word, in the groups of a node.
+Invariant: an environment that is refused here would fail, or have values clipped or ignored, in the groups of a node.
 """
 
 import random
@@ -31,7 +31,7 @@ _BUILD_S: Final = 3.0  # of CPU for these
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Try:
-    """Actions of an episode to be played."""
+    """Actions of one episode to play."""
 
     task_id: int
     actions: Actions
@@ -40,14 +40,14 @@ class Try:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TriedOut:
-    """Answers of an environment to what is asked outside of the sandbox."""
+    """Facts about an environment that are collected outside of the sandbox: episodes to play, weights and signals."""
 
     tries: tuple[Try, ...]
     weights: Mapping[str, float]  # name of each reward that counts -> its weight
     signals: frozenset[str]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """The fields as JSON values, as `read_tried` reads them."""
         return {"tries": [asdict(each) for each in self.tries], "weights": {**self.weights}, "signals": [*self.signals]}
 
 
@@ -58,10 +58,10 @@ def read_tried(data: Mapping[str, Any]) -> TriedOut:
 
 
 def try_out(environment: Environment) -> TriedOut:
-    """Builds tasks and makes up episodes.
+    """Builds tasks of the whole range, for about 3 s of CPU at most, and makes up episodes of the first few.
 
     Raises:
-        ConfigError: a task, a reference or a demonstration raises.
+        ConfigError: a task, reference or demonstration raises any error but LookupError, or a signal is unknown.
     """
     end_s, last = time.process_time() + _BUILD_S, environment.num_tasks - 1
     for task_id in sorted({last * number // (_NUM_BUILT - 1) for number in range(_NUM_BUILT)}, reverse=True):
@@ -87,7 +87,7 @@ def try_out(environment: Environment) -> TriedOut:
 
 
 def actions_of(environment: Environment, task_id: int) -> tuple[Actions, ...]:
-    """Actions of three episodes: the right ones where they are known, and mixed ones."""
+    """Actions of three episodes: the demonstration, or else the reference alone; then two with right and wrong ones."""
     right, other = environment.reference(task_id), environment.reference((task_id + 1) % environment.num_tasks)
     demonstrate = getattr(environment, "demonstration", None)
     mixed = (other, *_WORDS, right)
@@ -96,7 +96,7 @@ def actions_of(environment: Environment, task_id: int) -> tuple[Actions, ...]:
 
 
 def _known_actions(environment: Environment, task_id: int) -> tuple[Actions, ...]:
-    """As `actions_of`; none where a task is not there, say a record without its field."""
+    """Result of `actions_of`; () if the task or the following one does not exist, as for a record without its field."""
     following = (task_id + 1) % environment.num_tasks
     if any(_ask(environment, "reference", each) is None for each in (task_id, following)):
         return ()
@@ -106,7 +106,7 @@ def _known_actions(environment: Environment, task_id: int) -> tuple[Actions, ...
 
 
 def _ask(environment: Environment, method: str, task_id: int) -> object:
-    """A method's answer about a task, None where it is not there. Raises ConfigError where it raises anything else."""
+    """Result of a method for a task; None if it raises a plain LookupError. Raises ConfigError for any other error."""
     try:
         return getattr(environment, method)(task_id)
     except ConfigError:
@@ -118,7 +118,7 @@ def _ask(environment: Environment, method: str, task_id: int) -> object:
 
 
 def _varied(action: str, source: random.Random) -> str:
-    """The action, or as often as not one with other digits."""
+    """The action, with probability 1/2 with random digits in place of its own."""
     return re.sub(r"[0-9]", lambda _: str(source.randrange(10)), action) if source.random() < 0.5 else action
 
 
@@ -126,11 +126,11 @@ def _varied(action: str, source: random.Random) -> str:
 
 
 async def require_sound(name: str, tried: TriedOut, verifier: Verifier, tokenizer: Tokenizer | None = None) -> None:
-    """Refuses an environment whose episodes a node could not use, or would use otherwise than they say.
+    """Plays the episodes of `tried` in the sandbox and refuses an environment that a node could not use as declared.
 
     Raises:
-        ConfigError: an episode cannot be played, a reward would be cut, an end has none that counts, a demonstration
-            earns nothing, the tokenizer cannot read a text, or episodes say more than `signals` names.
+        ConfigError: an episode cannot be played, a reward would be clipped, an episode ends with rewards of which none
+            counts, a demonstration earns nothing, the tokenizer cannot read a text, or `signals` lacks a signal.
     """
     said = set[str]()
     for each in tried.tries:
@@ -156,7 +156,7 @@ async def require_sound(name: str, tried: TriedOut, verifier: Verifier, tokenize
 
 
 async def _play(name: str, each: Try, verifier: Verifier) -> Verdict:
-    """As the sandbox has it. Raises ConfigError: names the task and the first action that cannot be taken."""
+    """Verdict of the sandbox on one episode. Raises ConfigError, which names the first action that fails."""
     try:
         return await verifier.verify(name, each.task_id, [each.actions])
     except (RolloutFailed, LookupError) as error:
@@ -195,7 +195,7 @@ def _signals_in(turn: Transition) -> set[str]:
 
 
 def require_readable(environment: Environment, tokenizer: Tokenizer) -> None:
-    """Raises ConfigError for a text of a few episodes, played in this process, that the tokenizer cannot read."""
+    """Plays a few episodes in this process. Raises ConfigError for a text of theirs that the tokenizer cannot read."""
     for each in try_out(environment).tries:
         outcome = replay(environment, each.task_id, each.actions)
         _check_texts(each, environment.task(each.task_id), outcome, tokenizer)

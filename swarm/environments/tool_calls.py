@@ -1,10 +1,10 @@
 """Tool calls in the text of a turn: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or that object alone.
 
-Invariant: what a text means depends on the text alone, never on tokenizer or template, so that every node reads the
-same actions; reading takes time linear in the text, and no text raises. A change of what is read raises
-`swarm.episode.TOOL_SYNTAX`, so that nodes of both sides of the change do not take each other's turns as exact.
+Invariant: the calls depend on the text alone, never on tokenizer or template, so that every node reads the same
+actions; parsing takes time linear in the text and never raises. A change of the syntax increments
+`swarm.episode.TOOL_SYNTAX`, so that nodes with different syntaxes do not take each other's turns as exact.
 
-Source: the first form is that of the chat templates of Hermes and Qwen, the second (also with `parameters`) of Llama.
+Source: chat templates of Hermes and Qwen for the tagged form, of Llama for the object alone and for `parameters`.
 """
 
 import json
@@ -15,14 +15,14 @@ from swarm.episode import Action, ToolCall
 
 OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"
-MAX_CALLS: Final = 16  # of one turn; what has more is malformed
+MAX_CALLS: Final = 16  # of one turn; a turn with more is malformed
 _MAX_CALL_CHARS: Final = 65_536
 _MAX_NESTING: Final = 33  # lists and objects inside of one another, the call's own object among them
-_MARKS: Final = re.compile(r'\\.|["{}\[\]]', re.DOTALL)  # what nests, what quotes, and what a backslash takes with it
+_MARKS: Final = re.compile(r'\\.|["{}\[\]]', re.DOTALL)  # brackets, quotes, and escaped characters
 
 
 def parse_action(text: str) -> Action:
-    """The action of a turn: its calls in order, or none where it is plain text."""
+    """The action of a turn: its calls in order, none for plain text; malformed with unreadable or too many calls."""
     if OPENING in text:
         calls = _tagged_calls(text)
         return Action(text=text, calls=calls or (), is_malformed=calls is None)
@@ -32,13 +32,13 @@ def parse_action(text: str) -> Action:
 
 
 def render_call(call: ToolCall) -> str:
-    """A call in the first form; `parse_action` reads it back."""
+    """A call in the tagged form, as `parse_action` reads it."""
     body = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
     return f"{OPENING}{body}{CLOSING}"
 
 
 def _tagged_calls(text: str) -> tuple[ToolCall, ...] | None:
-    """Every tagged call; None where one cannot be read, or there are too many."""
+    """Every tagged call; None if one of them cannot be read or there are more than MAX_CALLS."""
     _, *parts = text.split(OPENING, MAX_CALLS + 1)
     calls: list[ToolCall] = []
     for part in parts:
@@ -51,7 +51,7 @@ def _tagged_calls(text: str) -> tuple[ToolCall, ...] | None:
 
 
 def _call(body: str) -> ToolCall | None:
-    """The call that a JSON object describes, None for anything else."""
+    """The call that a JSON object describes; None for any other text, and if it is too long or nested too deeply."""
     if len(body) > _MAX_CALL_CHARS or _is_deep(body):
         return None
     try:
@@ -68,9 +68,10 @@ def _call(body: str) -> ToolCall | None:
 
 
 def _is_deep(body: str) -> bool:
-    """True if a JSON text has lists and objects inside of one another, more than _MAX_NESTING.
+    """True if lists and objects of a JSON text are nested more than _MAX_NESTING deep.
 
-    Asked before Python reads it: Python 3.11 reads 992 levels less those of the stack, 3.12 1,497 and 3.13 9,998.
+    Checked first, as Python's own limit varies: 992 levels less those of the stack in 3.11, 1,497 in 3.12,
+    9,998 in 3.13.
     """
     if body.count("{") + body.count("[") <= _MAX_NESTING:
         return False
@@ -88,5 +89,5 @@ def _is_deep(body: str) -> bool:
 
 
 def _refuse_constant(name: str) -> Never:
-    """JSON has no NaN and no Infinity, though Python reads them."""
+    """Raises ValueError for NaN and Infinity, which Python's parser accepts although JSON has neither."""
     raise ValueError(name)

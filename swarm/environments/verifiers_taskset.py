@@ -1,10 +1,10 @@
-"""Tasksets of the verifiers library (its API `verifiers.v1`) as an environment whose episodes every node can replay.
+"""Tasksets of the verifiers library (its API `verifiers.v1`) as environments whose episodes every node can replay.
 
-Invariant: what a taskset does here follows from its configuration, the number of the task and the actions alone: its
-tools are called in this process, and its rewards judge the finished conversation. A taskset that needs a container, a
-model as judge or a server of its own is refused by name.
+Invariant: an episode depends only on the configuration of its taskset, the number of the task and the actions: tools
+are called in this process, and rewards judge the finished conversation. A taskset that needs a container, a model as
+judge or a user who opens the conversation is refused.
 
-Source: https://github.com/PrimeIntellect-ai/verifiers, version 0.4; the library is imported when one is built.
+Source: https://github.com/PrimeIntellect-ai/verifiers, version 0.4; imported when such an environment is built.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ _RUNTIME_HOOKS: Final = ("setup", "finalize", "stage_verifier")  # of a task: th
 
 
 class TasksetEnvironment(NumberedEnvironment):
-    """Tasks of a taskset: a question, calls of its tools if it has any, and a turn without a call, which ends it.
+    """Tasks of a taskset: a question, calls of tools if it has any, and a turn without a call, which ends the episode.
 
     Params: `taskset` (an installed taskset package), `max_turns` (1 without tools, else 8); all others are the
-    taskset's own configuration. Rewards: each by its name, and outcome their weighted sum as verifiers adds them up.
+    taskset's own configuration. Rewards: each by its name, and outcome, their weighted sum as verifiers computes it.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Raises ConfigError: verifiers or the taskset is not installed, or it cannot be replayed here."""
+        """Raises ConfigError if verifiers is missing, or the taskset cannot be loaded or replayed, or has no tasks."""
         settings = dict(config.params)
         taskset_id, max_turns = settings.pop("taskset", ""), settings.pop("max_turns", None)
         origin = f"environment {config.name}: taskset {taskset_id!r}"
@@ -64,13 +64,13 @@ class TasksetEnvironment(NumberedEnvironment):
         if not isinstance(self.max_turns, int) or not 1 <= self.max_turns <= MAX_TURNS:
             raise ConfigError(f"{origin}: params.max_turns must be from 1 to {MAX_TURNS}, got {self.max_turns!r}")
         self.signals = frozenset({"reward_parts", *(("tool_calls",) if self._guide else ())})
-        # What a taskset reads may be another one elsewhere, such as the newest revision of a dataset.
+        # The tasks may differ between nodes, as with the newest revision of a dataset.
         tasks = hashlib.sha256("".join(task.hash for task in self._tasks).encode()).hexdigest()[:8]
         code = f"{code_version(type(taskset))} {code_version(type(self._tasks[0]))}"
         super().__init__(config, f"{verifier_name(config, 1)} {tasks} {code}", len(self._tasks))
 
     def build(self, task_id: int) -> Problem:
-        """The prompt of a task as text."""
+        """Problem with the text of a task's prompt, and its answer if it has one."""
         data = self._tasks[task_id].data
         answer = getattr(data, "answer", None)
         return Problem(
@@ -81,7 +81,7 @@ class TasksetEnvironment(NumberedEnvironment):
         )
 
     def opening(self, problem: Problem) -> tuple[Message, ...]:
-        """The task's system prompt and what its tools are, then its messages."""
+        """The chat before the first action: system prompt and description of the tools, then the task's messages."""
         data = self._tasks[problem.entry].data
         system = "\n\n".join(text for text in (data.system_prompt, self._guide) if text)
         before = (Message(role="system", content=system),) if system else ()
@@ -90,7 +90,7 @@ class TasksetEnvironment(NumberedEnvironment):
         return *before, *(Message(role=each.role, content=_text(each.content)) for each in data.prompt)
 
     def begin(self, problem: Problem) -> Episode:
-        """Nothing was called yet."""
+        """Starts an episode with new tools."""
         task = self._tasks[problem.entry]
         return _Try(self._library, task, self._new_tools(task), self.opening(problem))
 
@@ -113,7 +113,7 @@ class _Tools:
                 self._by_name[prefix + (getattr(tool, "tool_name", None) or name)] = tool
 
     def guide(self) -> str:
-        """Instructions to call the tools, for the model; empty where there are none."""
+        """Instructions for the model to call the tools; "" if there are none."""
         lines = [
             f"{name}{inspect.signature(tool)}: {inspect.cleandoc(tool.__doc__ or '')}"
             for name, tool in self._by_name.items()
@@ -124,7 +124,7 @@ class _Tools:
         return "\n".join(["You may call these tools:", *lines, f"Call one with {form}; answer without a call to end."])
 
     def call(self, call: ToolCall) -> str:
-        """A tool's reply. Raises the tool's errors, and LookupError where there is no tool of that name."""
+        """Reply of a tool as text. Raises LookupError for an unknown tool, and any error of a tool or its arguments."""
         if call.name not in self._by_name:
             raise LookupError(f"no tool {call.name!r}; there are: {', '.join(self._by_name)}")
         tool = self._by_name[call.name]
@@ -144,7 +144,7 @@ class _Try:
         self._sampled: set[int] = set()
 
     def step(self, action: Action) -> Transition:
-        """The tools' replies, or the end where none is called."""
+        """Replies with the results of the called tools, or an error; an action without a call ends the episode."""
         library = self._library
         turn = len(self._sampled)
         calls = [
@@ -196,7 +196,7 @@ class _Try:
 
 
 def _check(origin: str, tasks: Sequence[Any]) -> None:
-    """Refuses what only a machine, a model or a server of its own can play or judge; all tasks are of one type."""
+    """Raises ConfigError for tasks, all of one type, that need a container, hook, judge or user, or have no reward."""
     from verifiers.v1.task import Task
 
     task, needs = tasks[0], list[str]()
@@ -224,24 +224,24 @@ def _text(content: Any) -> str:
 
 
 class _NoOutside(asyncio.BaseEventLoop):
-    """An event loop without sockets, which the confined process may not open: whoever waits for the outside fails."""
+    """An event loop without sockets, which the confined process may not open: waiting for an event or timer fails."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector = self  # what the loop asks for events
+        self._selector = self  # the loop asks it for events
 
     def select(self, timeout: float | None) -> list[Any]:
-        """No events. Raises RuntimeError where nothing else is left to do."""
+        """Returns no events. Raises RuntimeError if the loop would have to wait."""
         if timeout != 0:
             raise RuntimeError("a tool or a reward waits for something outside: that cannot be replayed")
         return []
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """There are none."""
+        """Does nothing: `select` returns no events."""
 
 
 def _finished(work: Coroutine[Any, Any, object]) -> object:
-    """Result of a coroutine; its errors are raised."""
+    """Runs a coroutine to its end and returns its result. Raises its errors, and RuntimeError if it has to wait."""
     loop = _NoOutside()
     try:
         return loop.run_until_complete(work)

@@ -1,4 +1,4 @@
-"""Canary check: whether an engine became the version it was given, by its log-probs of a few texts.
+"""Canary check: compares an engine's log-probs of a few texts with those of the version that it should serve.
 
 The digest proves that the right weights arrived; canaries show that they took effect. Invariant: what cannot be
 compared (no number, another length, an infinity) counts as different. Each tolerance is above what was measured on
@@ -23,15 +23,15 @@ Score = Callable[[Sequence[Sequence[int]]], list[FloatArray]]  # `Generator.scor
 
 
 def tolerance_nats(engine: str, dtype: str, configured: float = 0.0) -> float:
-    """The configured tolerance where it is above 0, else as measured for this engine and dtype."""
+    """The configured tolerance, or the entry of TOLERANCE_NATS for this engine and dtype if that is 0."""
     return configured or TOLERANCE_NATS[engine][dtype]
 
 
 def mismatch_nats(canaries: Sequence[Canary], score: Score) -> float:
-    """Mean |difference| from the publisher's log-probs over all tokens of the canaries but each first one.
+    """Mean |difference| from the publisher's log-probs over all tokens but each canary's first. Raises as `score`.
 
     Returns:
-        Nats per token; 0 where there is nothing to compare, infinity where a log-prob is no finite number.
+        Nats per token; 0 if there is nothing to compare, infinity if a log-prob is no finite number.
     """
     if not canaries:
         return 0.0
@@ -48,10 +48,10 @@ def mismatch_nats(canaries: Sequence[Canary], score: Score) -> float:
 
 
 def check_canaries(version: PolicyVersion, canaries: Sequence[Canary], score: Score, tolerance_nats: float) -> float:
-    """The mismatch, where it is within the tolerance.
+    """Mismatch of the canaries, in nats per token, checked to be within the tolerance.
 
     Raises:
-        WeightsRefused: it is not, or a canary cannot be scored.
+        WeightsRefused: the mismatch exceeds the tolerance, or a canary cannot be scored.
     """
     try:
         mismatch = mismatch_nats(canaries, score)

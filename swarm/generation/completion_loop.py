@@ -1,8 +1,8 @@
 """Completions for many callers at once: one batch that requests join and leave between two tokens.
 
-Invariant: a request ends with its completion, with the error of its engine, or cancelled; none waits for another one to
-end as long as both fit into the cache: (rows at once) x (longest of them with its answer) <= `max_entries`, but for a
-single row. They begin in the order in which they came.
+Invariant: a request ends with its completion, with an error, or cancelled. Requests join the batch in order of arrival,
+as long as (number of rows) x (tokens of the longest prompt with its answer) <= `max_entries`; a single row may exceed
+that.
 """
 
 import logging
@@ -32,15 +32,15 @@ class _Call:
 
 @dataclass(eq=False, slots=True)
 class CompletionLoop:
-    """A thread that decodes while there is anything to decode.
+    """Thread that decodes requests of many callers, and sleeps while there are none.
 
     Args:
-        begin: a new, empty decoding.
-        step: makes one token of each of its rows.
-        max_entries: of the cache, one for a token of a row; rows are padded to the longest.
+        begin: makes a new, empty decoding.
+        step: makes one token of each row of a decoding.
+        max_entries: most entries of the cache, one for each token of a row; rows are padded to the longest.
 
     Example:
-        loop = CompletionLoop(begin, step)
+        loop = CompletionLoop(begin, step, max_entries=100_000)
         print(loop.complete(CompletionRequest(prompt_ids=[1, 2], sampling=Sampling(), seed=0)).result().token_ids)
     """
 
@@ -51,13 +51,13 @@ class CompletionLoop:
     _waiting: deque[_Call] = field(default_factory=deque["_Call"], init=False)  # for room
     _calls: dict[int, _Call] = field(default_factory=dict[int, _Call], init=False)  # by the index of their row
     _next_index: int = field(default=0, init=False)
-    _newest: Row | None = field(default=None, init=False)  # that joined: the next one may have its very prompt
+    _newest: Row | None = field(default=None, init=False)  # that joined: the next row may have the same prompt
     _thread: threading.Thread | None = field(default=None, init=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
     _is_closed: bool = field(default=False, init=False)
 
     def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
-        """As `swarm.interfaces.Completer`."""
+        """Queues a request; see `swarm.interfaces.Completer`. The future fails with Unavailable if the engine does."""
         row = Row(
             prompt_ids=request.prompt_ids,
             sampling=request.sampling,
@@ -77,7 +77,7 @@ class CompletionLoop:
         return call.future
 
     def close(self) -> None:
-        """Ends the calls that are under way with an error (blocking)."""
+        """Ends the thread (blocking); calls that have not ended fail with Unavailable."""
         with self._starting:
             self._is_closed = True
             self._inbox.put(None)
@@ -104,7 +104,7 @@ class CompletionLoop:
         self._fail(Unavailable("the engine was closed"))
 
     def _take(self, decoding: Decoding) -> bool:
-        """Lets waiting rows join where there is room; waits where nothing else is to do. False: closed."""
+        """Lets waiting rows join while there is room, and sleeps if there is nothing to do; False once closed."""
         while not (decoding.goes_on and self._inbox.empty()):
             if self._inbox.empty() and self._join(decoding):
                 break
@@ -116,7 +116,7 @@ class CompletionLoop:
         return True
 
     def _join(self, decoding: Decoding) -> bool:
-        """Begins those that fit; whether there was one."""
+        """Lets waiting rows join, in order, while they fit; returns True if one did."""
         num_before = len(self._calls)
         while self._waiting:
             call = self._waiting[0]
@@ -137,7 +137,7 @@ class CompletionLoop:
         return not self._calls or (len(self._calls) + 1) * longest <= self.max_entries
 
     def _tell(self, decoding: Decoding) -> None:
-        """Callers hear of their new tokens, and have what has ended."""
+        """Passes new tokens to the callers, and ends the calls whose rows have ended."""
         for index, call in list(self._calls.items()):
             row = call.row
             error: Exception | None = None

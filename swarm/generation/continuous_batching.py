@@ -1,7 +1,7 @@
 """Continuous batching: rows decoded together in one KV cache; a row that ends makes room for the next one at once.
 
 A row may have several turns. Between two of them it is parked: its part of the cache is set aside and its place goes to
-another row until the environment has answered. It may also have several conversations, of which each has a part.
+another row until the environment has answered. A row may also have several conversations, each with its own part.
 
 Invariant: nothing of a row depends on what runs beside it, or on how often it was parked (`kv_entries`).
 
@@ -31,7 +31,7 @@ MAX_PARKED_BYTES: Final = 2**30  # of cache that waits for environments; beyond 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Entries of a conversation of a row that runs no more: everything but the last token of its newest action."""
+    """Cache entries of a conversation of a parked row: all its tokens but the last one of its newest action."""
 
     entries: Entries  # one row
     weights: int  # how often weights had changed when its first entry was made
@@ -43,18 +43,18 @@ class Decoding:
     Waiting rows begin in order of their prompts' lengths, so that rows of similar length run together and little is
     padded; responses to one prompt follow each other, so that each prompt is prefilled once (again when weights were
     replaced before all of its rows had begun). A row that ends makes room for the next one before the next token, and
-    one whose environment has answered comes before those that have not begun. What other weights made of a row is
-    computed again before its next turn.
+    one whose environment has answered comes before those that have not begun. Entries that other weights made are
+    computed again before the next turn of their row.
 
     Args:
-        network: in eval mode.
-        rows: to be made, in any order; more may join.
-        max_rows: most sequences in the cache; one more is kept for the prompt whose rows have not all begun.
+        network: model in eval mode.
+        rows: responses to make, in any order; more may join.
+        max_rows: most sequences in the cache; one more is kept for a prompt of which some rows have not begun.
         eos_ids: tokens that end an action.
-        observe: asked after each action; None: each row has one.
-        max_parked_bytes: of cache of parked rows.
-        waits_for_all: no token is made before every environment has answered, so that which rows run together, and
-            with it the low bits of their log-probs, follows from the tokens alone.
+        observe: asked after each action; None: each row has one action.
+        max_parked_bytes: most bytes of cache that are kept for parked rows.
+        waits_for_all: makes no token before every environment has answered, so that the rows that run together, and
+            with them the low bits of log-probs, follow from the tokens alone.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Decoding:
         self._entries: Entries | None = None  # of the running rows: everything but their last token
         self._begun: _Begun | None = None  # the prompt of the next waiting row, where rows of it have begun
         self._parked: deque[tuple[Row, Future[Observation | None]]] = deque()  # oldest first
-        self._answered: deque[Row] = deque()  # the environment has: they go on
+        self._answered: deque[Row] = deque()  # rows that go on, as their environment has answered
         self._kept: dict[tuple[int, int], _Kept] = {}  # (row, conversation), oldest first
         self._num_kept_bytes = 0
         self._version: PolicyVersion | None = None  # of the newest token
@@ -88,11 +88,11 @@ class Decoding:
         self.news = threading.Event()  # set when an environment answers
 
     def join(self, row: Row) -> None:
-        """One more row, behind those that wait."""
+        """Adds a row behind the waiting ones."""
         self._waiting.append(row)
 
     def leave(self, gone: Collection[int]) -> None:
-        """Rows of these indices, of one action each, are not made on."""
+        """Drops the waiting and running rows with these indices, which must be rows of one action."""
         self._waiting = deque(row for row in self._waiting if row.index not in gone)
         if any(row.index in gone for row in self._running):
             assert self._entries is not None
@@ -102,19 +102,19 @@ class Decoding:
 
     @property
     def goes_on(self) -> bool:
-        """False once every row has ended."""
+        """True until every row has ended."""
         return bool(self._waiting or self._running or self._parked or self._answered)
 
     @property
     def is_stalled(self) -> bool:
-        """True where nothing can be done before an environment answers."""
+        """True if no token can be made before an environment answers, or at all."""
         if self._waits_for_all:
             return not all(answer.done() for _, answer in self._parked)
         return not (self._waiting or self._running or self._answered or any(a.done() for _, a in self._parked))
 
     @torch.inference_mode()
     def step(self, version: PolicyVersion) -> None:
-        """Fills the room there is, then makes one token of each running row, all with the weights of `version`."""
+        """Fills free places with rows, then makes a token of each running row, all with the weights of `version`."""
         if self._version != version:
             self._version, self._num_changes = version, self._num_changes + 1
         self._take_answers()
@@ -133,7 +133,7 @@ class Decoding:
     # --- rows that begin, go on, and wait for their environment -------------------------------------
 
     def _begin(self, room: int, version: PolicyVersion) -> None:
-        """Makes the first token of the next waiting rows, which run on where that did not end them."""
+        """Begins the next waiting rows, at most `room`: prefills their prompts and makes their first tokens."""
         rows = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         begun = self._begun if self._begun is not None and self._begun.version == version else None
         known = [] if begun is None else [begun.prompt]
@@ -152,7 +152,7 @@ class Decoding:
         self._run(rows, entries, indices, logits[indices], version)
 
     def _resume(self, room: int, version: PolicyVersion) -> None:
-        """Makes the first token of the next action of rows whose environment has answered."""
+        """Resumes rows whose environment has answered, at most `room`: makes the first token of their next action."""
         chosen = [self._answered.popleft() for _ in range(min(room, len(self._answered)))]
         known: list[tuple[Row, Entries, list[int]]] = []  # with the tokens that are not in its entries
         others: list[tuple[Row, list[int]]] = []  # with every token of its conversation
@@ -180,7 +180,7 @@ class Decoding:
         logits: torch.Tensor,
         version: PolicyVersion,
     ) -> None:
-        """Makes the first token of an action of each row, whose entries are those at `indices`."""
+        """Makes the first token of an action of each row; `indices` are the places of the rows in `entries`."""
         for row in rows:
             row.begin_action()
             self._weights[row.index] = self._num_changes
@@ -214,14 +214,14 @@ class Decoding:
             self._forget(next(iter(self._kept)))
 
     def _forget(self, place: tuple[int, int]) -> _Kept | None:
-        """Takes out the kept entries of (row, conversation); None: they have to be computed again."""
+        """Removes and returns the kept entries of (row, conversation); None if they are no longer kept."""
         kept = self._kept.pop(place, None)
         self._num_kept_bytes -= 0 if kept is None else kept.entries.size_bytes
         return kept
 
     def _take_answers(self) -> None:
-        """Rows whose environment has answered go on, or are over."""
-        self.news.clear()  # before the look: what is answered after it sets it again
+        """Marks parked rows whose environment has answered as ready to resume, or as over."""
+        self.news.clear()  # before the check: a later answer sets it again
         parked, self._parked = self._parked, deque()
         for row, answer in parked:
             if not answer.done():
@@ -239,7 +239,7 @@ class Decoding:
     # --- tokens ---------------------------------------------------------------------------------------
 
     def _append(self, rows: Sequence[Row], logits: torch.Tensor, version: PolicyVersion) -> list[bool]:
-        """Adds a token to each row; True where its action goes on."""
+        """Adds a token to each row; returns for each row True if its action goes on."""
         chosen, logprobs = choose(logits, rows)
         for row, token, logprob in zip(rows, chosen.tolist(), logprobs.tolist(), strict=True):
             if not row.spans or row.spans[-1].version != version:
@@ -263,7 +263,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A prefilled prompt with rows that have not begun."""
+    """A prefilled prompt of which some rows have not begun."""
 
     prompt: int
     version: PolicyVersion  # whose weights made the logits

@@ -1,8 +1,8 @@
 """Episodes of one call of an engine: the environment's side of every rollout.
 
-Invariant: what an engine is given between two actions are the tokens of what the environment answered, in the
-conversation that it answers in, and an episode ends where its environment ends it or where no whole action would fit
-any more (`EpisodeLimits`): every consumer decides the same from the tokens alone.
+Invariant: between two actions, an engine gets exactly the tokens of the environment's answer, in the conversation of
+that answer. An episode ends when its environment ends it, or when no whole action would fit any more (`EpisodeLimits`),
+which every consumer can decide from the tokens alone. An episode whose environment fails ends, too.
 """
 
 import logging
@@ -20,14 +20,14 @@ from swarm.types import EpisodeLimits, Task
 logger = logging.getLogger(__name__)
 
 WARN_EVERY_S: Final = 60.0
-_warned_at_s: dict[str, float] = {}  # environment -> clock of this process, whose batches have a player each
+_warned_at_s: dict[str, float] = {}  # environment -> time of the last warning; shared by all players of the process
 
 Step = Callable[[str, int, Actions], "Future[EpisodeOutcome]"]
-"""(environment, task id, actions so far) -> the episode after its newest action; from any thread."""
+"""(environment, task id, all actions of an episode) -> its outcome so far; may be called from any thread."""
 
 
 class EpisodePlayer:
-    """Plays the environments of a batch of tasks; `observe` is what an engine asks.
+    """Player of the environments of a batch of tasks; an engine calls its `observe`.
 
     Example:
         player = EpisodePlayer(tokenizer, limits, step, tasks, num_samples=8)
@@ -37,7 +37,7 @@ class EpisodePlayer:
     def __init__(
         self, tokenizer: Tokenizer, limits: EpisodeLimits, step: Step, tasks: Sequence[Task], num_samples: int
     ) -> None:
-        """`num_samples`: episodes of each task, which follow each other in the order of `tasks`."""
+        """`num_samples`: episodes of each task; rollout r of the engine plays `tasks[r // num_samples]`."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._step = step
@@ -47,7 +47,7 @@ class EpisodePlayer:
         self._conversations = [Conversations(tokenizer, task.env) for task in self._tasks]
 
     def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
-        """As `interfaces.Observe`."""
+        """Plays the newest action of a rollout in its environment, as `interfaces.Observe` describes."""
         task = self._tasks[rollout]
         answer: Future[Observation | None] = Future()
         self._num_tokens[rollout] += len(action_ids)
@@ -66,7 +66,7 @@ class EpisodePlayer:
                 return None
             observation = self._conversations[rollout].observe(outcome.transitions[-1], is_ended)
         except (RolloutFailed, Unavailable, LookupError) as error:
-            # Broken off: its group is dropped unscored, which is logged there.
+            # The episode breaks off; its group will be dropped unscored, which is logged then.
             logger.debug("an environment failed in the middle of an episode", extra={"error": str(error)})
             return None
         except CancelledError:  # the node stops
@@ -81,7 +81,7 @@ class EpisodePlayer:
 
 
 def _warn(task: Task, error: Exception) -> None:
-    """Logs why an episode broke off, once a minute for each environment: every episode may."""
+    """Logs why an episode broke off, at most once a minute for each environment, as all of its episodes may."""
     now_s = time.monotonic()
     if now_s - _warned_at_s.get(task.env, -WARN_EVERY_S) < WARN_EVERY_S:
         return
@@ -94,7 +94,7 @@ def _warn(task: Task, error: Exception) -> None:
 def player_of(
     tokenizer: Tokenizer, limits: EpisodeLimits, step: Step | None, tasks: Sequence[Task], num_samples: int
 ) -> Observe | None:
-    """The `observe` of an engine for these tasks; None where all of them are single answers."""
+    """Function `observe` for an engine that answers these tasks; None if all of them have one turn."""
     if all(task.max_turns == 1 for task in tasks):
         return None
     assert step is not None, "tasks of several turns, and nobody who plays their environments"

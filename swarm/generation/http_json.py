@@ -1,11 +1,11 @@
 """JSON client over HTTP to one server, for many threads: deadlines, retries, bounded replies, cancellation.
 
-Invariant: a call ends within its deadlines, or at once when it is cancelled, with a reply or one of the project's
-errors; the key travels in a header and stands in no message.
+Invariant: a call ends with a reply, with one of the project's errors or, at once when it is cancelled, with Cancelled;
+no attempt waits for a silent server beyond the timeout. The key is sent in a header, and no message contains it.
 
-Own code on http.client, since cancelling must end calls that wait for a reply: with httpx2 2.16, which is installed
-beside huggingface_hub, closing the client from another thread left that call waiting for its whole timeout (7.0 of
-7 s). Of these lines it would replace about 25; retries, bounds and errors would stay.
+This is own code on http.client, since cancelling must end calls that wait for a reply: with httpx2 2.16, which is
+installed beside huggingface_hub, closing the client from another thread left a call waiting for its whole timeout (7.0
+of 7 s). That library would replace about 25 of these lines; retries, bounds and errors would stay.
 """
 
 import http.client
@@ -28,7 +28,7 @@ _SHOWN: Final = 300  # characters of a server's explanation
 
 
 class Refusal(ConfigError):
-    """The server understood a request and refuses it; the same one would be refused again."""
+    """The server refuses a request with a status of 3xx or 4xx, and would refuse it again."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -40,16 +40,16 @@ class Cancelled(Exception):
 
 
 class _Transient(Exception):
-    """Worth another attempt."""
+    """The server failed in a way that is worth another attempt."""
 
 
 class JsonClient:
-    """Talks to the server at a base address.
+    """Client of the server at a base address.
 
     Args:
-        url: http or https address; its path stands before every request's.
-        api_key: sent as a bearer token where not empty.
-        timeout_s: longest silence of the server while it answers.
+        url: http or https address, else ConfigError; its path is put before the path of every request.
+        api_key: sent as a bearer token if not empty.
+        timeout_s: longest silence of the server, in seconds.
 
     Example:
         reply = JsonClient("http://127.0.0.1:8000").call("POST", "/v1/completions", {"prompt": [1, 2]})
@@ -72,13 +72,13 @@ class JsonClient:
         self._live: set[http.client.HTTPConnection] = set()
 
     def call(self, method: str, path: str, body: object = None, *, attempts: int = ATTEMPTS) -> Any:
-        """The decoded reply (blocking); a server that fails is asked again after a growing pause.
+        """Sends a request, again if an attempt fails (blocking); returns the reply's JSON, its text, or None if empty.
 
         Raises:
-            Unavailable: no answer, or a failing server, at every attempt.
-            Refusal: a status of 4xx.
+            Unavailable: every attempt met no answer, or a status of 408, 425, 429 or 5xx.
+            Refusal: another status of 3xx or 4xx.
             TooLarge: the reply is larger than MAX_REPLY_BYTES.
-            Cancelled: by `cancel`.
+            Cancelled: `cancel` was called.
         """
         backoff = Backoff(self._rng, FIRST_BACKOFF_S)
         for attempt in range(attempts):
@@ -96,7 +96,7 @@ class JsonClient:
         raise AssertionError("at least one attempt")
 
     def cancel(self) -> None:
-        """Ends the calls in progress (the server sees their connections close); later ones too, until `resume`."""
+        """Ends the calls in progress, whose connections are closed, and every later call until `resume`."""
         self._cancelled.set()
         with self._lock:
             live = list(self._live)
@@ -104,7 +104,7 @@ class JsonClient:
             _close(connection)
 
     def resume(self) -> None:
-        """Calls are made again."""
+        """Allows calls again after `cancel`."""
         self._cancelled.clear()
 
     def _once(self, method: str, path: str, body: object) -> Any:
@@ -113,7 +113,7 @@ class JsonClient:
             self._live.add(connection)
         try:
             connection.connect()
-            if self._cancelled.is_set():  # it may have come before there was anything to close
+            if self._cancelled.is_set():  # `cancel` may have come before there was anything to close
                 raise Cancelled
             content = None if body is None else json.dumps(body).encode()
             connection.request(method, self._path + path, content, self._headers)

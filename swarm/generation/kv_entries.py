@@ -1,7 +1,7 @@
 """Entries of a KV cache: made from prompts, extended by tokens, split and joined by rows.
 
 Invariant: the entries of a row lie together at the right end of the cache; everything left of them is masked and has
-no position, so that nothing of a row depends on what else is there.
+no position, so that no row depends on the others.
 
 Shape letters: R rows, L entries of the cache (longest row), V vocabulary.
 """
@@ -27,7 +27,7 @@ class Entries:
 
     @property
     def num_tokens(self) -> int:
-        """Of the longest row."""
+        """Entries of the longest row."""
         return self.mask.shape[1]
 
     @property
@@ -36,7 +36,7 @@ class Entries:
         return sum(keys.nbytes + values.nbytes for keys, values in _pairs(self.cache))
 
     def select(self, indices: Sequence[int]) -> "Entries":
-        """Rows by index, in that order and as often as given, without columns that none of them needs."""
+        """Entries of the rows at `indices`, in that order and as often as given, without columns that none needs."""
         index = torch.tensor(indices, device=self.mask.device)
         mask = self.mask[index]
         first = int(mask.any(dim=0).int().argmax())
@@ -44,7 +44,7 @@ class Entries:
         return Entries(_cache(pairs), mask[:, first:])
 
     def concat(self, other: "Entries") -> "Entries":
-        """The rows of both, the shorter ones padded on the left."""
+        """Entries of the rows of both, the shorter ones padded on the left."""
         length = max(self.mask.shape[1], other.mask.shape[1])
         pairs = (
             (
@@ -58,7 +58,7 @@ class Entries:
 
 
 def joined(parts: Iterable[Entries]) -> Entries:
-    """The rows of at least one part, in order."""
+    """Entries of all rows of at least one part, in order."""
     first, *others = parts
     for other in others:
         first = first.concat(other)
@@ -68,7 +68,8 @@ def joined(parts: Iterable[Entries]) -> Entries:
 def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:
     """Entries of some prompts, and the logits [R, V] of the token after each.
 
-    What all of them begin with (a chat template, an instruction) is computed once.
+    A beginning of at least 8 tokens that all prompts share (a chat template, an instruction) is computed once, if the
+    network allows that.
     """
     assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt has no next token"
     num_shared = num_alike(prompts) if len(prompts) > 1 and is_free_of_place(network) else 0
@@ -96,7 +97,7 @@ def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entri
 
 
 def _without_gaps(entries: Entries, num_shared: int, num_padding: torch.Tensor) -> Entries:
-    """Rows [shared, padding, rest] as [padding, shared, rest]."""
+    """Reorders rows from [shared, padding, rest] to [padding, shared, rest], in place."""
     place = torch.arange(entries.num_tokens, device=num_padding.device)
     shift = num_padding[:, None]  # [R, 1]
     source = torch.where(place < num_shared + shift, (place - shift) % (num_shared + shift), place)  # [R, L]
@@ -110,7 +111,7 @@ def _without_gaps(entries: Entries, num_shared: int, num_padding: torch.Tensor) 
 
 
 def advance(network: nn.Module, entries: Entries, tokens: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:
-    """Entries with more tokens for each row, as many for one as for another, and the logits [R, V] of the one after."""
+    """Extends all rows in place by equally many tokens; also returns the logits [R, V] of the token after these."""
     ids = torch.tensor(tokens, device=entries.mask.device)
     mask = torch.cat([entries.mask, entries.mask.new_ones(ids.shape)], dim=1)
     positions = (mask.cumsum(dim=1) - 1)[:, -ids.shape[1] :]

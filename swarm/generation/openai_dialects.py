@@ -1,4 +1,4 @@
-"""Dialects of OpenAI-style servers: requests to, and replies of, vLLM and SGLang.
+"""Dialects of OpenAI-style servers: requests to vLLM and SGLang, and their replies.
 
 Invariant: tokens are the ids that the server sampled, never a text tokenised again; a log-prob that the server did not
 give is None, never a guess.
@@ -34,25 +34,27 @@ class RemoteCompletion:
 
 
 class Server(Protocol):
-    """One dialect of the protocol."""
+    """A server that speaks one dialect of the protocol."""
 
     model: str  # served name
 
     def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> RemoteCompletion:
-        """One sample (blocking); temperature 0 is greedy.
+        """Samples one completion of a prompt (blocking); temperature 0 is greedy.
 
         Args:
-            model: served name, or the name under which a version was given to the server.
+            model: served name, or the name under which the server loaded a version.
+            prompt: token ids.
 
         Raises:
-            Unavailable: no answer, or not from that version.
-            ConfigError: the server refuses the request.
-            Cancelled: by `JsonClient.cancel`.
+            Unavailable: the server gives no answer or a malformed one, or no longer has that version.
+            ConfigError: the server refuses the request, or returns no token ids.
+            TooLarge: the reply is too long.
+            Cancelled: `JsonClient.cancel` was called.
         """
         ...
 
     def score(self, model: str, sequence: Sequence[int]) -> list[float]:
-        """Log-probs at temperature 1 of all tokens but the first (blocking)."""
+        """Log-probs at temperature 1 of all tokens of a sequence but the first (blocking). Raises as `complete`."""
         ...
 
 
@@ -66,7 +68,7 @@ class VllmServer:
         self._scoring = threading.Lock()
 
     def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> RemoteCompletion:
-        """A completion; every parameter is sent, since the server's defaults may come from the model's folder."""
+        """Samples a completion; sends every parameter, since the server's defaults may come from the model's folder."""
         body = {
             "model": model,
             "prompt": list(prompt),
@@ -87,9 +89,9 @@ class VllmServer:
         return _read(self._completions(body), lambda reply: self._completion(reply, sampling.max_new_tokens))
 
     def score(self, model: str, sequence: Sequence[int]) -> list[float]:
-        """By `prompt_logprobs`; one more token has to be made, and is thrown away.
+        """Scores a sequence by `prompt_logprobs`; the server also makes one token, which is dropped.
 
-        One sequence at a time: with adapters enabled vLLM 0.32 mixes up the rows of a batch there, and dies of it.
+        Requests are made one at a time: with adapters enabled, vLLM 0.32 mixes up the rows of a batch and crashes.
         """
         body = {
             "model": model,
@@ -138,9 +140,9 @@ class SglangServer:
         self._eos_ids = sorted(eos_ids)
 
     def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> RemoteCompletion:
-        """A completion; every parameter is sent, since the server may have defaults (--preferred-sampling-params).
+        """Samples a completion; sends every parameter, since --preferred-sampling-params may set other defaults.
 
-        The seed counts where the server was started with --enable-deterministic-inference.
+        The seed has an effect only if the server was started with --enable-deterministic-inference.
         """
         body = {
             "input_ids": list(prompt),
@@ -161,7 +163,7 @@ class SglangServer:
         return _read(self._generate(model, body), lambda reply: self._completion(reply, sampling.max_new_tokens))
 
     def score(self, model: str, sequence: Sequence[int]) -> list[float]:
-        """By the log-probs of the input."""
+        """Scores a sequence by the log-probs of the input; the server also makes one token, which is dropped."""
         body = {
             "input_ids": list(sequence),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
@@ -178,7 +180,7 @@ class SglangServer:
         return _read(self._generate(model, body), scores)
 
     def _generate(self, model: str, body: dict[str, Any]) -> Any:
-        """The reply, where it comes from the weights that were last given to the server under the name `model`."""
+        """Reply to a request. Raises Unavailable if the server reports other weights than the version `model`."""
         reply = self._client.call("POST", "/generate", body)
         has = _read(reply, lambda data: data["meta_info"].get("weight_version"))
         if model != self.model and has is not None and has != model:
@@ -196,10 +198,11 @@ def find_server(client: JsonClient, model: str, eos_ids: Collection[int]) -> Ser
     """Detects the dialect of a server.
 
     Args:
-        model: name of the served model; empty: the first one that the server lists.
+        model: name of the served model; "": the first one that the server lists.
 
     Raises:
-        ConfigError: no list of models, or not that one.
+        ConfigError: the server lists no models, or not this one.
+        Unavailable: the server does not answer.
     """
     try:
         listed = client.call("GET", "/v1/models")["data"]
@@ -214,11 +217,12 @@ def find_server(client: JsonClient, model: str, eos_ids: Collection[int]) -> Ser
 
 
 def log_probs_are_scaled(server: Server, model: str, prompts: Sequence[Sequence[int]]) -> bool | None:
-    """True where log-probs are those at the sampling temperature; None where there are none.
+    """True if a server's log-probs are those at the sampling temperature; None if it gives none (blocking).
 
     vLLM gives them at temperature 1 unless it was started with `--logprobs-mode processed_logprobs`; SGLang scales
-    them. Found by comparing samples at another temperature with their score at temperature 1: where they are scaled,
-    most tokens differ. False also where there are too few tokens to tell, since at temperature 1 either is right.
+    them. The check compares the log-probs of samples at temperature 2 with their scores at temperature 1: if the
+    log-probs are scaled, most of them differ. False also if there are too few tokens to tell: then log-probs are used
+    only at temperature 1, where both are equal.
     """
     differences: list[float] = []
     for seed in range(_MOST_PROBES):
@@ -244,7 +248,7 @@ _RAW_NATS: Final = 0.25  # nearly all numeric noise is below; halving logits mov
 
 
 def _read(reply: object, read: Callable[[Any], Value]) -> Value:
-    """The value in a reply. Raises Unavailable where it is of another shape."""
+    """Value that `read` takes from a reply. Raises Unavailable if the reply is malformed."""
     try:
         return read(reply)
     except ConfigError:

@@ -1,7 +1,7 @@
 """OpenAI-style server (vLLM, SGLang) run by somebody else as the engine of a node that only generates.
 
-Invariant: every token is named after the version that the server was given last, which it takes between two calls of
-generate; what the server does not say exactly is not claimed (no log-probs rather than those of another distribution).
+Invariant: every token is attributed to the version that the server loaded last, between two calls of generate. Values
+that the server does not give exactly are left out: no log-probs rather than those of another distribution.
 """
 
 import itertools
@@ -64,17 +64,18 @@ _SEED_BITS: Final = 63  # of a server's seeds
 class OpenAIGenerator:
     """Samples from a remote server; implements `swarm.interfaces.Generator`, which documents its methods.
 
-    Each sample is a request of its own with its own seed, at most `max_rows` at a time: servers differ in what a seed
+    Each sample is a separate request with its own seed, at most `max_rows` at a time: servers differ in what a seed
     means for several samples of one request, and prefix caching makes the shared prompt cheap. Samples are
-    reproducible as far as the server's are. Weights are taken after the call in progress, in flight or not, since
-    nobody could tell which of a server's tokens were made by which. Where the server neither takes a version nor goes
-    back to the one before, every further call raises Unavailable until it takes one. Samples that were not finished
-    when a call was cancelled are empty.
+    reproducible as far as the server's are. Weights are loaded after the call in progress, even with `in_flight`, since
+    the server's replies do not tell which weights made a token. If the server neither loads a version nor returns to
+    the one before, every further call raises Unavailable until it loads one. Samples that were not finished when a call
+    was cancelled are empty.
 
-    Options (`engine.options`): `model`, the served name (the first one that the server lists); `api_key_env`, the
-    environment variable that holds the key; `weights`, "sglang_disk", "vllm_lora" or "none"; `weights_dir`, a directory
-    that the server sees under the same path (each node has a folder of its own in it); `timeout_s` of a request. None
-    changes what is asked of the server: tokens are drawn exactly as the rollout's `Sampling` says.
+    Options (`engine.options`): `model`, the served name (by default the first one that the server lists);
+    `api_key_env`, the environment variable that holds the key; `weights`, "sglang_disk", "vllm_lora" or "none";
+    `weights_dir`, a directory that the server sees under the same path (each node has its own folder in it);
+    `timeout_s`, the longest silence of the server. No option changes the sampling: tokens are drawn exactly as the
+    rollout's `Sampling` says.
 
     Example:
         generator = OpenAIGenerator.from_config(config, tokenizer, PolicyVersion(policy_id="", step=0))
@@ -106,7 +107,7 @@ class OpenAIGenerator:
         self._ending = threading.Lock()  # so that a cancel hits the call that samples, or nothing
         self._is_sampling = False
         self._pool = ThreadPoolExecutor(max_rows, thread_name_prefix="openai")
-        self._lost = ""  # why nobody knows which weights the server has
+        self._lost = ""  # reason why the server's weights are unknown
         scaled = log_probs_are_scaled(server, self._model, [tokenizer.encode_response(text)[:-1] for text in _PROBES])
         self._gives_logprobs = scaled is not None
         self._scales = bool(scaled)
@@ -115,17 +116,17 @@ class OpenAIGenerator:
     def from_config(
         cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, on_progress: OnProgress = ignore_progress
     ) -> "OpenAIGenerator":
-        """Connects to the configured server and asks what it can do (blocking).
+        """Connects to the configured server and finds out its dialect and kind of log-probs (blocking).
 
         Args:
-            config: of the node.
+            config: configuration of the node.
             tokenizer: the model's tokenizer.
-            version: that the server holds.
-            on_progress: takes each answer of the server as a sign of life.
+            version: version of the weights that the server holds.
+            on_progress: called after each answer of the server.
 
         Raises:
-            ConfigError: a key is wrong or missing, or the server cannot do what is needed.
-            Unavailable: it does not answer.
+            ConfigError: an option is wrong or missing, or the server lacks a feature that is needed.
+            Unavailable: the server does not answer.
         """
         engine, options = config.engine, config.engine.options
         if not engine.url:
@@ -190,7 +191,7 @@ class OpenAIGenerator:
     def _greedy_actions(
         self, max_new_tokens: int, prompts: Prompts, num_samples: int, numbers: Sequence[int] | None
     ) -> list[Rollout]:
-        """One greedy action for each prompt: it has neither samples nor random numbers."""
+        """One greedy action for each prompt; `num_samples` must be 1, and `numbers` None."""
         assert num_samples == 1 and numbers is None
         sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
         made = self._each(list(prompts), lambda prompt: self._complete(prompt, sampling, 0), _NOTHING)
@@ -210,7 +211,7 @@ class OpenAIGenerator:
             try:
                 mismatch = self._replace(version, tensors, canaries)
             except (ConfigError, WeightsRefused):
-                raise  # it has what it had
+                raise  # the server has the weights that it had
             except Exception as error:
                 self._lost = f"it may have other weights than those before step {version.step}: {error}"
                 raise WeightsRefused(f"step {version.step}: {error}") from error
@@ -222,7 +223,7 @@ class OpenAIGenerator:
                 self._client.cancel()
 
     def close(self) -> None:
-        """Ends what is in progress. The server runs on."""
+        """Ends the requests in progress; the server keeps running."""
         self._client.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -242,7 +243,7 @@ class OpenAIGenerator:
 
     @contextmanager
     def _sampling(self) -> Generator[None]:
-        """A call of generate in progress, which `cancel` can end."""
+        """Lets `cancel` end the sampling call in this block. Raises Unavailable if the server's weights are unknown."""
         self._require_known_weights()
         with self._ending:
             self._is_sampling = True
@@ -271,7 +272,7 @@ class OpenAIGenerator:
         return scores
 
     def _each(self, inputs: Sequence[Given], do: Callable[[Given], Made], otherwise: Made) -> list[Made]:
-        """One request for each, at most `max_rows` at a time; `otherwise` for those that were cancelled."""
+        """Results of `do` for all inputs, at most `max_rows` at a time; `otherwise` for the cancelled ones."""
 
         num_done = itertools.count(1)
 
@@ -314,6 +315,6 @@ def _taking(config: NodeConfig, client: JsonClient, server: Server) -> Taking:
 
 
 def _own_folder(config: NodeConfig) -> Path:
-    """Below the directory that several nodes may name."""
+    """This node's folder in the directory for weights, which several nodes may share."""
     shared = Path(str(config.engine.options.get("weights_dir", "") or config.dir / "engine"))
     return shared / Identity.load(config.dir / "identity.key").node_id

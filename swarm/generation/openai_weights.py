@@ -1,7 +1,7 @@
 """New weights for a server: a folder that both sides see, and a request that names it.
 
-Invariant: no folder and no adapter name is ever used for two versions (a server may cache by name), and what served
-before is given up only after the new version was found good.
+Invariant: no folder and no adapter name is ever used for two versions (a server may cache by name), and the former
+version is given up only after the new one was found good.
 """
 
 import itertools
@@ -28,37 +28,37 @@ _PREFIX: Final = "swarm-"  # of the folders that are ours
 
 @dataclass(frozen=True, slots=True)
 class WeightsChange:
-    """A version that the server has, while it is not yet known to be good."""
+    """A version that a server has loaded and that is not yet known to be good."""
 
-    model: str  # name to ask it by
-    keep: Callable[[], None]  # it is good: what served before is given up
-    undo: Callable[[], None]  # it is not: what served before serves on; Unavailable where the server does not agree
+    model: str  # name of the version in requests
+    keep: Callable[[], None]  # accepts the version, and gives up the former one
+    undo: Callable[[], None]  # returns to the former version; raises Unavailable if the server does not
 
 
 class Taking(Protocol):
-    """A way to give a server weights."""
+    """Method to load weights into a server."""
 
-    model: str  # name to ask the server's weights of the start by
+    model: str  # name in requests of the weights that the server has at the start
 
     def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
-        """Gives the server a version (blocking).
+        """Loads a version into the server (blocking); the caller then calls `keep` or `undo` of the result.
 
         Raises:
-            ConfigError: they are not of the kind that it carries.
-            WeightsRefused: the server did not take them; what served before serves on.
-            Unavailable: nobody knows what the server has now.
+            ConfigError: this method cannot carry these weights, or its folder cannot be made.
+            WeightsRefused: the server did not load the weights; it still serves the former version.
+            Unavailable: it is unknown which weights the server has now.
         """
         ...
 
 
 class NoWeights:
-    """A server whose weights this node cannot replace."""
+    """Method for a server whose weights this node cannot replace: every version is refused."""
 
     def __init__(self, model: str) -> None:
         self.model = model
 
     def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
-        """Refuses."""
+        """Raises ConfigError: no method is configured."""
         raise ConfigError(
             f"engine.options.weights: no method is configured to give the server step {version.step}; set it "
             "to sglang_disk or vllm_lora, with engine.options.weights_dir for a directory that the server sees "
@@ -67,16 +67,17 @@ class NoWeights:
 
 
 class DiskWeights:
-    """All weights, in place: SGLang's `/update_weights_from_disk`, which empties its prefix cache by itself.
+    """Replacement of all weights in place by SGLang's `/update_weights_from_disk`, which also empties its prefix cache.
 
     Args:
-        client: of the server.
+        client: client of the server.
         folder: a directory of this node alone that the server sees under the same path; versions are written below it,
             and those of an earlier start deleted.
-        base: the run's initial tensors. The server is given them first: nobody knows what it was left with.
+        base: the run's initial tensors; the server loads them first, since its weights are unknown.
 
     Raises:
-        ConfigError: the server does not take them.
+        ConfigError: the folder cannot be made, or the server does not load `base`.
+        WeightsRefused: `base` cannot be written.
     """
 
     def __init__(self, client: JsonClient, folder: Path, base: PublishedTensors) -> None:
@@ -91,7 +92,7 @@ class DiskWeights:
             raise ConfigError(f"engine.options.weights_dir {str(folder)!r}: {error}") from error
 
     def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
-        """The server loads them; where that fails it is given what it served before."""
+        """Has the server load the tensors or, if that fails, the former ones again. Raises as `Taking.take`."""
         if _layout(weights) != self._layout:
             raise ConfigError(f"weights: step {version.step} has other tensors than the run's model")
         fresh, before = self._written(version, weights), self._serving
@@ -126,12 +127,13 @@ class DiskWeights:
 
 
 class LoraAdapters:
-    """Low-rank adapters, each under a name of its own: vLLM's `/v1/load_lora_adapter`.
+    """Loading of low-rank adapters, each under its own name, by vLLM's `/v1/load_lora_adapter`.
 
-    The server needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank. Its base is the run's.
+    The server needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank, and must serve the run's
+    base model.
 
     Args:
-        client: of the server.
+        client: client of the server.
         model: served name of the base.
         folder: a directory of this node alone that the server sees under the same path; adapters are written below it,
             and those of an earlier start deleted.
@@ -146,7 +148,7 @@ class LoraAdapters:
         self._serving: Path | None = None  # None: the base itself
 
     def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
-        """The server has the new adapter beside the old one, until either is given up."""
+        """Has the server load the new adapter beside the old one, until one is given up. Raises as `Taking.take`."""
         if not weights or not all(is_adapter_name(name) for name in weights):
             raise ConfigError("engine.options.weights: vllm_lora carries adapters only; set model.lora_rank in the run")
         before = self._serving
@@ -166,7 +168,7 @@ class LoraAdapters:
         return WeightsChange(fresh.name, keep, lambda: self._give_up(fresh))
 
     def _give_up(self, folder: Path) -> None:
-        """An adapter that stays behind costs the server memory and nothing else: its name is never used again."""
+        """Unloads an adapter and deletes its folder; a refusal is logged: a leftover only costs the server memory."""
         try:
             self._client.call("POST", "/v1/unload_lora_adapter", {"lora_name": folder.name})
         except SwarmError as error:
@@ -175,7 +177,7 @@ class LoraAdapters:
 
 
 class _Folders:
-    """Folders below one directory, none of whose names was there before, in this process or an earlier one."""
+    """Maker of folders below one directory, under names that no process has used before; deletes older folders."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.resolve()
@@ -185,7 +187,7 @@ class _Folders:
             shutil.rmtree(left, ignore_errors=True)
 
     def written(self, version: PolicyVersion, write: Callable[[Path], None]) -> Path:
-        """A new folder with what was written to it. Raises WeightsRefused, and leaves nothing, where that fails."""
+        """Makes a folder that `write` fills. Raises ConfigError if it cannot be made, WeightsRefused if not filled."""
         name = f"{_PREFIX}{self._start}-{next(self._numbers)}-step{version.step}-{short(version.digest) or 'x'}"
         folder = self._directory / name
         try:

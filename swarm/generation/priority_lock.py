@@ -1,6 +1,6 @@
-"""Lock with priority, so that a loop that takes it again and again cannot starve the one who waits.
+"""Lock with priority, so that a loop that takes it again and again cannot starve another caller.
 
-Invariant: a caller that waits with `first` holds it next, however often others ask.
+Invariant: once a caller with `first` is through the turnstile, it gets the lock next, however often others ask.
 """
 
 import threading
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class PriorityLock:
-    """Guards weights: held for each token by a long call of generate, and with `first` by who replaces them.
+    """Lock that guards weights: a long call of `generate` holds it for each token, a replacement takes it with `first`.
 
     Example:
         with lock.held():
@@ -17,12 +17,12 @@ class PriorityLock:
     """
 
     def __init__(self) -> None:
-        self._turnstile = threading.Lock()  # held by one who waits with `first`, so that others wait behind it
+        self._turnstile = threading.Lock()  # a caller with `first` keeps it, so that later callers wait behind it
         self._lock = threading.Lock()
 
     @contextmanager
     def held(self, *, first: bool = False) -> Generator[None]:
-        """Holds the lock (blocking)."""
+        """Holds the lock for the block (blocking); with `first`, later callers cannot get ahead."""
         if first:
             with self._turnstile, self._lock:
                 yield

@@ -1,6 +1,6 @@
 """Rollout groups and greedy answers from tasks: functions over a generator and a tokenizer.
 
-Invariant: every rollout of a group answers the same prompt, and the group says exactly which tokens that prompt was.
+Invariant: every rollout of a group answers the same prompt, and the group holds the exact tokens of that prompt.
 """
 
 import hashlib
@@ -38,17 +38,17 @@ def produce(
     """One group of `group_size` rollouts for each task (blocking; run it in a thread).
 
     Args:
-        generator: whose weights answer.
-        tokenizer: its tokenizer.
-        tasks: what to answer.
-        group_size: rollouts of each.
-        sampling: how tokens are drawn.
-        run_id: of the groups.
-        producer: this node.
-        clock: of `created_at_s`.
-        numbers: of each task in the node's training sequence; see `Generator.generate`.
-        byte_lengths: adds the bytes each token stands for, for nodes of other tokenizers.
-        observe: plays the environments of these tasks, as of `Generator.generate`.
+        generator: engine that answers.
+        tokenizer: tokenizer of the engine's model.
+        tasks: tasks to answer.
+        group_size: rollouts of each task.
+        sampling: parameters to draw tokens with.
+        run_id: id of the run.
+        producer: id of this node.
+        clock: gives `created_at_s`.
+        numbers: number of each task in the node's training sequence; see `Generator.generate`.
+        byte_lengths: adds the number of bytes that each token stands for, for nodes with other tokenizers.
+        observe: plays the environments of these tasks; see `Generator.generate`.
 
     Returns:
         Groups in the order of `tasks`; rewards are NaN and the verifier is UNSCORED until the agent fills both.
@@ -94,13 +94,14 @@ class GroupProducer:
     step: Step | None = None  # plays environments of several turns
 
     def produce(self, first: int, count: int) -> list[RolloutGroup]:
-        """The groups of `count` tasks of the sequence from number `first` on."""
+        """Groups for `count` tasks of the training sequence, from number `first` on."""
         return self.answer(self.tasks(first, count), self.config.group_size, range(first, first + count))
 
     def answer(self, tasks: Sequence[Task], group_size: int, numbers: Sequence[int]) -> list[RolloutGroup]:
-        """One group of `group_size` rollouts for each task; `numbers` as of `produce`.
+        """One group of `group_size` rollouts for each task; `numbers` as of the function `produce`.
 
-        Nodes that follow one trainer draw other samples for the same question, whatever their `seed`.
+        Nodes that generate with the weights of one trainer draw different samples for the same question, even if their
+        seeds are equal.
         """
         if self.generator.version.policy_id != self.producer:  # others answer with the same weights
             first = int.from_bytes(hashlib.sha256(self.producer.encode()).digest()[:7], "little")
@@ -123,7 +124,7 @@ class GroupProducer:
 def evaluate(
     generator: Generator, tokenizer: Tokenizer, tasks: Sequence[Task], limits: EpisodeLimits, step: Step | None = None
 ) -> list[Actions]:
-    """The greedy actions of each task, in order (blocking); `step` plays environments of several turns."""
+    """Greedy actions for each task, in order (blocking); `step` plays environments of several turns."""
     prompts = [tokenizer.encode_prompt(task) for task in tasks]
     return generator.greedy(prompts, limits.max_new_tokens, player_of(tokenizer, limits, step, tasks, 1))
 
@@ -138,8 +139,10 @@ def try_tasks(
     num_tries: int = 0,
     temperature: float = 1.0,
 ) -> list[list[Actions]]:
-    """Tries at each task, in order (blocking): `num_tries` sampled ones, with the same seeds each time, or a greedy one
-    where that is 0."""
+    """Tries at each task, in order (blocking): `num_tries` sampled ones, or a greedy one if that is 0.
+
+    Sampled tries have equal seeds at every call with the same weights.
+    """
     if not num_tries:
         return [[actions] for actions in evaluate(generator, tokenizer, tasks, limits, step)]
     prompts = [tokenizer.encode_prompt(task) for task in tasks]

@@ -1,7 +1,7 @@
-"""The work that all engines share: seeds of samples, rollouts from the sequences made, and checks of arguments.
+"""Functions that all engines share: seeds of samples, rollouts from generated sequences, and checks of arguments.
 
-Invariant: a rollout of an engine says which of its tokens the model chose, turn by turn; its reward is NaN. A seed
-depends on the engine's seed, the policy version, the prompt, its number and the sample, on nothing else.
+Invariant: a rollout marks the tokens that the model chose, turn by turn; its reward is NaN. A seed depends only on the
+engine's seed, the policy id and step, the prompt, its number and the sample.
 """
 
 import hashlib
@@ -30,16 +30,16 @@ def to_rollout(
     finish: FinishReason,
     bounds: Sequence[tuple[int, int]] | None = None,
 ) -> Rollout:
-    """One sequence of T tokens.
+    """Rollout of one sequence of T tokens, with NaN as its reward.
 
     Args:
-        tokenizer: of the engine's model.
-        sampling: how tokens were drawn.
+        tokenizer: tokenizer of the engine's model.
+        sampling: parameters that the tokens were drawn with.
         token_ids: [T], actions and observations.
-        logprobs: [T] at the sampling temperature, NaN of observations; None where they are not known.
-        spans: which weights made which tokens.
-        finish: of the last action.
-        bounds: first token of each action and the one behind its last; None: all tokens are one action.
+        logprobs: [T] at the sampling temperature, NaN at observations; None if they are not known.
+        spans: first token of each version that made tokens.
+        finish: finish reason of the last action.
+        bounds: (first token, one behind the last) of each action; None: all tokens are one action.
     """
     num_tokens = len(token_ids)
     bounds = [(0, num_tokens)] if bounds is None else bounds
@@ -59,31 +59,31 @@ def to_rollout(
 
 
 def actions_of(tokenizer: Tokenizer, token_ids: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Actions:
-    """Text of each action; `bounds` as of `to_rollout`."""
+    """Text of each action; `bounds` as in `to_rollout`."""
     return tuple(tokenizer.decode(token_ids[start:end]) for start, end in bounds)
 
 
 def by_prompt(rollouts: Sequence[Rollout], num_samples: int) -> list[list[Rollout]]:
-    """Splits rollouts that are in order of their prompts into those of each prompt."""
+    """Splits a list with `num_samples` rollouts of each prompt, prompt by prompt, into one list for each prompt."""
     return [list(rollouts[start : start + num_samples]) for start in range(0, len(rollouts), num_samples)]
 
 
 def check_vocabulary(sequences: Prompts, tokenizer: Tokenizer) -> None:
-    """Raises ValueError where a token id is outside the vocabulary."""
+    """Raises ValueError if a token id is outside the vocabulary."""
     outside = [i for sequence in sequences for i in sequence if not 0 <= i < tokenizer.vocab_size]
     if outside:
         raise ValueError(f"token id {outside[0]} is outside the vocabulary of {tokenizer.vocab_size}")
 
 
 def published_tensors(weights: object) -> "PublishedTensors":
-    """The weights that `Generator.load` was given, by name. Raises ConfigError where they are something else."""
+    """The argument `weights` of `Generator.load` as tensors by name. Raises ConfigError if it is no dict."""
     if not isinstance(weights, dict):
         raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
     return cast("PublishedTensors", weights)
 
 
 class SampleSeeds:
-    """The seeds of one engine; counts how often each prompt was answered with the current weights.
+    """Source of the seeds of one engine; counts how often each prompt was answered with the current weights.
 
     Example:
         seeds = SampleSeeds(seed=0)
@@ -101,13 +101,13 @@ class SampleSeeds:
         num_samples: int,
         numbers: Sequence[int] | None = None,
     ) -> list[list[int]]:
-        """[B][samples] seeds in [0, 2^128).
+        """Seeds [B][num_samples] in [0, 2^128).
 
         Args:
-            version: of the weights.
-            prompts: token ids.
-            num_samples: of each prompt.
-            numbers: of each prompt in the node's training sequence; None: how often these weights answered it.
+            version: version of the weights.
+            prompts: [B] token ids of each prompt.
+            num_samples: samples of each prompt.
+            numbers: [B] number of each prompt in the node's training sequence; None: how often it was answered before.
         """
         lineage = f"{self._seed}/{version.policy_id}/{version.step}".encode()
         seeds: list[list[int]] = []
@@ -119,7 +119,7 @@ class SampleSeeds:
         return seeds
 
     def forget(self) -> None:
-        """Starts counting anew; called when the weights are replaced."""
+        """Resets the counts, as is due when the weights are replaced."""
         self._num_answered.clear()
 
 

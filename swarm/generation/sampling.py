@@ -1,4 +1,4 @@
-"""Sampling: a response in the making, and its next token from logits (greedy, temperature, top-k, top-p).
+"""Sampling: a response in progress, and its next token from logits (greedy, temperature, top-k, top-p).
 
 Invariant: a row's choice depends on its own logits and its own random number, on nothing else in the batch.
 
@@ -17,7 +17,7 @@ from swarm.types import FinishReason, Sampling, VersionSpan
 
 @dataclass(slots=True)
 class Row:
-    """One response in the making: actions of the model, and between them observations that it was given."""
+    """One response in progress: actions of the model, and the observations between them."""
 
     prompt_ids: Sequence[int]  # not empty
     sampling: Sampling  # temperature 0: the likeliest token each time
@@ -25,7 +25,7 @@ class Row:
     index: int = 0  # its own among the rows that are decoded together
     seed: int = 0  # of its random numbers
     num_top: int = 0  # how many of the likeliest tokens are kept, at each place
-    end_ids: frozenset[int] = frozenset()  # tokens that end an action beside the model's own
+    end_ids: frozenset[int] = frozenset()  # tokens that end an action, besides the model's end tokens
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])  # NaN of observations
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
@@ -39,28 +39,28 @@ class Row:
 
     @property
     def is_running(self) -> bool:
-        """False once its newest action ended."""
+        """True until the newest action ends."""
         return self.finish is FinishReason.ABORTED
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """First token of each action and the one behind its last."""
+        """(First token, one behind the last) of each action; an unfinished one reaches to the newest token."""
         return list(zip(self.turns, [*self.action_ends, len(self.tokens)], strict=False))
 
     def uniform(self) -> float:
-        """The next of its random numbers in [0, 1): one for each token that it chooses."""
+        """Draws the next random number of this row, in [0, 1); one is drawn for each sampled token."""
         if self.random is None:
             self.random = np.random.default_rng(self.seed)
         return self.random.random()
 
     @property
     def conversation(self) -> int:
-        """That its newest action is in, or the next one where it waits for that."""
+        """Conversation of the newest action or, after an observation, of the next action."""
         return self.conversations[-1]
 
     @property
     def context(self) -> list[int]:
-        """Every token of its conversation so far."""
+        """All tokens so far of the row's current conversation, after the prompt if it is conversation 0."""
         if not any(self.conversations):
             return [*self.prompt_ids, *self.tokens]
         ids = [] if self.conversation else list(self.prompt_ids)
@@ -73,30 +73,30 @@ class Row:
         return ids
 
     def take(self, observation: Observation) -> None:
-        """Appends the environment's answer."""
+        """Appends the tokens of an observation, with NaN as their log-probs."""
         self.tokens += observation.token_ids
         self.logprobs += [float("nan")] * len(observation.token_ids)
         self.conversations.append(observation.conversation)
 
     def begin_action(self) -> None:
-        """The next token is the first of an action."""
+        """Makes the next token the first of an action."""
         self.turns.append(len(self.tokens))
         self.finish = FinishReason.ABORTED
 
     def end_action(self, finish: FinishReason) -> None:
-        """The newest token was the last of an action."""
+        """Makes the newest token the last of its action."""
         self.finish = finish
         self.action_ends.append(len(self.tokens))
 
 
 def choose(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next token of each row, as its sampling says.
+    """Chooses the next token of each row by the row's sampling parameters.
 
-    Inverse-CDF sampling, one uniform number of the row for each token; at temperature 0 the likeliest one.
+    Samples by the inverse CDF, with one uniform number of the row for each token; at temperature 0 takes the likeliest.
 
     Args:
         logits: [R, V] as the model gave them.
-        rows: [R] they are for; those with `num_top` keep as many of the likeliest tokens.
+        rows: [R]; a row with `num_top` also records that many of the likeliest tokens in `top`.
 
     Returns:
         Ids [R], and their log-probs [R] at the row's temperature before any truncation (at temperature 0: at 1).

@@ -1,7 +1,7 @@
 """Exact generator over any Hugging Face causal language model.
 
-Invariant: the log-probability of a token is that of its own row, whatever else is in the batch, and so is the
-random number that chose it: a rollout depends on (seed, version, prompt, number of the question, sample).
+Invariant: the log-prob of a token and the random number that chose it depend on its own row only, never on the rest of
+the batch: a rollout depends on (seed, version, prompt, number of the question, sample).
 """
 
 import logging
@@ -52,27 +52,27 @@ from swarm.types import (
 
 logger = logging.getLogger(__name__)
 
-MAX_COMPLETION_BYTES: Final = 2 * 2**30  # of cache of those who ask from outside; beyond it they wait
+MAX_COMPLETION_BYTES: Final = 2 * 2**30  # of cache for completions; requests beyond it wait
 _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its logits
 
 
 class TransformersGenerator:
     """Samples from a network that it owns; implements `swarm.interfaces.Generator`, which documents its methods.
 
-    Where weights are replaced in flight, the tokens after it come from the new ones, given what the old ones kept of
-    those before; random numbers stay those of the version at the start of the call. New weights are copied; those
-    before are kept until the canaries agree, and put back where they do not. No token is made until then.
+    If weights are replaced in flight, later tokens come from the new weights over the cache that the old ones made;
+    random numbers stay those of the version at the start of the call. New weights are copied; the old ones are kept
+    until the canaries agree, and restored if they do not. No token is made before this is decided.
 
     Args:
-        network: a transformers causal LM in eval mode, used by nobody else (load another copy, or deepcopy).
-        tokenizer: its tokenizer.
-        version: the weights it holds.
-        seed: of all sampling.
+        network: a transformers causal LM in eval mode, which nothing else may use (load another copy, or deepcopy).
+        tokenizer: tokenizer of the network.
+        version: version of the network's weights.
+        seed: seed of all sampling.
         max_rows: most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result.
-        tolerance_nats: mean difference of canaries up to which weights are taken; 0 takes that of the dtype.
+        tolerance_nats: largest mean difference of canaries; 0: the one for the dtype.
         is_deterministic: equal calls give equal log-probs to the last bit, however fast environments answer.
-        activity: of `generate` and `greedy`, as they report it after each token of the running sequences.
-        on_progress: takes those reports.
+        activity: name under which `generate` and `greedy` report progress, after each token of the running sequences.
+        on_progress: takes these reports.
 
     Example:
         generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), seed=0)
@@ -118,14 +118,14 @@ class TransformersGenerator:
         network: nn.Module | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> Self:
-        """An engine on the node's device (blocking, slow).
+        """Builds an engine on the node's device (blocking, slow).
 
         Args:
-            config: of the node.
+            config: configuration of the node.
             tokenizer: the model's tokenizer.
-            version: what the base model is.
-            network: the base model, which the engine keeps; None: it loads a copy.
-            on_progress: as of the class.
+            version: version of the base model.
+            network: the base model, which the engine then owns; None: the engine loads a copy.
+            on_progress: as for the class.
 
         Raises:
             ConfigError: the model cannot be loaded.
@@ -144,7 +144,7 @@ class TransformersGenerator:
         )
 
     def close(self) -> None:
-        """Ends the calls that are under way, so that a thread of one does not outlive the node by a long episode."""
+        """Ends all calls in progress, so that none of their threads outlives the node by a long episode."""
         self.cancel()
         self._completions.close()
 
@@ -199,7 +199,7 @@ class TransformersGenerator:
             return [actions_of(self._tokenizer, row.tokens, row.bounds) for row in rows]
 
     def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
-        """As `swarm.interfaces.Completer`: a batch of at most `max_rows` beside that of `generate`, token by token."""
+        """Queues a request; see `swarm.interfaces.Completer`. Raises ValueError for a token id out of range."""
         check_vocabulary([request.prompt_ids], self._tokenizer)
         return self._completions.complete(request, on_tokens)
 
@@ -238,7 +238,7 @@ class TransformersGenerator:
         )
 
     def _goes_on(self, decoding: Decoding) -> bool:
-        """True while there is a token to make; waits for an environment where nothing else is left to do."""
+        """Waits for an environment if nothing else is left to do; False if all rows ended or the call is cancelled."""
         self._decoding = decoding  # first: a cancellation from now on ends the wait
         while decoding.is_stalled and decoding.goes_on and not self._cancelled.is_set():
             decoding.news.wait()
@@ -259,7 +259,7 @@ class TransformersGenerator:
         return LoadReport(pause_s=time.monotonic() - began_s, mismatch_nats=mismatch)
 
     def _swap(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> float:
-        """The canaries' mismatch with the new weights; whatever fails, the network has the old ones again."""
+        """Loads new weights and returns the canaries' mismatch; if anything fails, restores the old weights."""
         before = snapshot(self._network)
         try:
             load_published(self._network, weights)
@@ -282,7 +282,7 @@ class TransformersGenerator:
         return scores
 
     def _forward(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """[longest - 1] log-probs of each sequence from its second token on; padding comes last, where none sees it."""
+        """[longest - 1] log-probs of each sequence from its second token on; no token attends to padding."""
         network: Any = self._network
         longest = max(len(sequence) for sequence in sequences)
         device = next(self._network.parameters()).device
@@ -304,10 +304,10 @@ class TransformersGenerator:
 class SnapshotEvaluator(TransformersGenerator):
     """Evaluates the newest version of a learner whose network is spread over several processes.
 
-    It has a network of its own, and loads the newest snapshot before each answer and score.
+    The evaluator owns a network, and loads the newest snapshot before each call of `generate`, `greedy` and `score`.
 
     Args:
-        newest: the learner's newest version and its published tensors.
+        newest: returns the learner's newest version and its published tensors.
     """
 
     def __init__(

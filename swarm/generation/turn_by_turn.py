@@ -1,7 +1,7 @@
-"""Episodes for engines that make one action a request: each turn is a prompt of its own, the conversation so far.
+"""Episodes for engines that make one action per request: the prompt of each turn is the conversation so far.
 
-Invariant: the ids of a conversation only grow: what was sampled is never rendered again. An engine that caches
-prefixes keeps the cache of a conversation by itself.
+Invariant: the ids of a conversation only grow: sampled tokens are never rendered again. An engine with a prefix cache
+can therefore reuse the entries of a conversation.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from swarm.model.conversations import conversation_ids
 from swarm.types import FinishReason, Rollout, TokenTrace
 
 MakeActions = Callable[[Prompts, int, Sequence[int] | None], list[Rollout]]
-"""(prompts, actions of each, number of each prompt for its random numbers) -> the actions, prompt by prompt."""
+"""(prompts, number of actions for each, number of each prompt for its seeds) -> actions, prompt by prompt."""
 
 
 def play_episodes(
@@ -27,15 +27,15 @@ def play_episodes(
     numbers: Sequence[int] | None,
     observe: Observe | None,
 ) -> list[Rollout]:
-    """`num_samples` episodes of each prompt, prompt by prompt (blocking).
+    """Plays `num_samples` episodes of each prompt and returns them prompt by prompt (blocking).
 
     All rollouts that go on take their next turn together, once each of their environments has answered.
 
     Args:
-        make: asks the engine.
-        prompts: token ids of each.
-        num_samples: of each prompt.
-        numbers: of each prompt; None: those of the engine.
+        make: asks the engine for actions.
+        prompts: token ids of each prompt.
+        num_samples: episodes of each prompt.
+        numbers: number of each prompt in the training sequence; None: the engine counts the prompts itself.
         observe: the environments; None: an episode is one action.
     """
     made = make(prompts, num_samples, numbers)
@@ -61,7 +61,7 @@ def play_episodes(
 
 
 def _context(prompt: Sequence[int], trace: TokenTrace, of_turns: Sequence[int], seen: Observation) -> list[int]:
-    """Every token of the conversation that an observation is in."""
+    """Prompt of the next action: all tokens of the observation's conversation, the observation last."""
     is_in = conversation_ids(of_turns, trace.turn_ids, trace.action_mask) == seen.conversation
     opening = () if seen.conversation else prompt
     return [*opening, *trace.token_ids[is_in].tolist(), *seen.token_ids]
@@ -74,7 +74,7 @@ def _asked(observe: Observe, index: int, rollout: Rollout) -> "Future[Observatio
 
 
 def _joined(rollout: Rollout, observation: Sequence[int], action: Rollout) -> Rollout:
-    """The rollout with an observation, which belongs to its newest turn, and its next action."""
+    """The rollout, extended by an observation, which belongs to the newest turn, and by the next action."""
     before, after = _trace(rollout), _trace(action)
     num_before, num_observed = before.token_ids.size, len(observation)
     logprobs = None
@@ -108,5 +108,5 @@ def _trace(rollout: Rollout) -> TokenTrace:
 
 
 def _number(number: int, rollout: int, turn: int) -> int:
-    """Two turns with the same conversation so far still draw other samples, of a group or of one rollout."""
+    """Number of a turn for its seed; turns with equal conversations still get different samples."""
     return int.from_bytes(hashlib.sha256(struct.pack("<QQQ", number, rollout, turn)).digest()[:7], "little")

@@ -1,8 +1,8 @@
-"""Adapter that makes vLLM a step-wise engine: the only module that calls it.
+"""Adapter that makes vLLM a step-wise engine: the only module that calls vLLM.
 
-Invariant: log-probs are those of the distribution that was sampled from, at the sampling temperature, and NaN where
-there are none; steps are synchronous, so that no token is under way between two of them, and every sequence ends. Runs
-in vLLM's environment only.
+Invariant: log-probs are those of the distribution that was sampled from, at the sampling temperature, and NaN if there
+are none; steps are synchronous, so that no token is being computed between two of them. Runs in vLLM's environment
+only.
 """
 
 import faulthandler
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 TESTED: Final = ("0.32.",)  # vLLM's interfaces move; with another version expect to adapt this module
 CPU_CACHE_BYTES: Final = 1 << 30  # vLLM would take most of the machine's memory
-_FINISH: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # all others: it was aborted
+_FINISH: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # all other reasons: aborted
 # What the rest relies on; engine.options cannot change it.
 _FIXED: Final[Mapping[str, Any]] = {
     "skip_tokenizer_init": True,
@@ -37,7 +37,7 @@ _FIXED: Final[Mapping[str, Any]] = {
 
 
 class VllmAdapter:
-    """A vLLM engine in this process; see `swarm.generation.vllm_step_loop.StepEngine`.
+    """A vLLM engine in this process; implements `swarm.generation.vllm_step_loop.StepEngine`.
 
     Raises:
         ConfigError: vLLM does not take these settings.
@@ -80,22 +80,22 @@ class VllmAdapter:
         self.vocab_size = int(self._engine.model_config.get_vocab_size())
 
     def add(self, name: str, job: Job) -> None:
-        """Takes up a sequence."""
+        """Schedules a sequence; later calls of `step` report its progress under `name`."""
         prompt: Any = {"type": "token", "prompt_token_ids": list(job.token_ids), "cache_salt": job.salt}
         self._engine.add_request(name, prompt, self._parameters(job))
 
     def drop(self, names: Sequence[str]) -> None:
-        """Forgets sequences in the making."""
+        """Aborts sequences in progress; later steps do not report them."""
         if names:
             self._engine.abort_request(list(names))
 
     def step(self) -> list[Progress]:
-        """One step of what was taken up."""
+        """Makes one step of the scheduled sequences and returns their progress; a hung step ends the process."""
         with at_most(self._stall_s):
             return [_progress(output) for output in self._engine.step()]
 
     def reload(self, path: Path | None) -> None:
-        """Replaces the weights by a safetensors file; None: by those it was started with."""
+        """Loads the weights from a safetensors file; if `path` is None, restores those that the engine started with."""
         with at_most(self._stall_s):
             if path is None:
                 self._engine.collective_rpc("swarm_reload_first")
@@ -140,7 +140,7 @@ def _progress(output: Any) -> Progress:
 
 
 def _scores(output: Any) -> FloatArray:
-    """[T]: vLLM's flat log-probs of the prompt, which may hold the most likely token beside the given one."""
+    """[T] log-probs of the prompt, the first NaN; vLLM may give the likeliest token beside the actual one."""
     flat, ids = output.prompt_logprobs, output.prompt_token_ids
     scores = np.full(len(ids), np.nan, np.float32)
     for place, (start, end) in enumerate(zip(flat.start_indices, flat.end_indices, strict=True)):
@@ -151,7 +151,7 @@ def _scores(output: Any) -> FloatArray:
 
 
 def _at_most_0(logprob: float) -> float:
-    """Without what rounding adds. NaN stays NaN: Python's min(0.0, nan) is 0, a certain token."""
+    """The log-prob, or 0 where rounding made it positive. NaN stays NaN: min(0.0, nan) would be 0, a certain token."""
     return 0.0 if logprob > 0.0 else logprob
 
 
@@ -159,7 +159,7 @@ def _at_most_0(logprob: float) -> float:
 def at_most(seconds: float) -> Generator[None]:
     """Watchdog: ends the process, with a traceback of every thread on stderr, if the block takes longer.
 
-    Not to be nested. The bound holds whatever the interpreter does, also where native code never gives its lock back.
+    Must not be nested. The bound also holds if native code never releases the interpreter's lock.
 
     Example:
         with at_most(600.0):
@@ -176,17 +176,17 @@ def at_most(seconds: float) -> Generator[None]:
 
 
 class SwarmWorker:
-    """Mixed into vLLM's worker class by `worker_extension_cls`; called through `collective_rpc`."""
+    """Mix-in for vLLM's worker class, set by `worker_extension_cls`; called through `collective_rpc`."""
 
     model_runner: Any
 
     def swarm_reload(self, path: str) -> None:
-        """Replaces the weights by those of a safetensors file with checkpoint names."""
+        """Loads the weights from a safetensors file with checkpoint names."""
         self.model_runner.reload_weights(weights_iterator=_tensors(path))
         _pack_again(self.model_runner.get_model())
 
     def swarm_reload_first(self) -> None:
-        """Takes back the weights that the engine was started with."""
+        """Restores the weights that the engine started with."""
         self.model_runner.reload_weights()
         _pack_again(self.model_runner.get_model())
 
@@ -203,12 +203,12 @@ def _tensors(path: str) -> Iterator[tuple[str, Any]]:
 def _pack_again(model: Any) -> None:
     """Renews packed copies that reload_weights leaves as they are.
 
-    On CPU an output head that is tied to the embedding multiplies with a packed copy of its own. reload_weights renews
-    the embedding only, as no tensor of the checkpoint bears the head's name (seen with vLLM 0.32.0: log-probs were
-    wrong by 0.3 nats on average, without any error).
+    On CPU, an output head that is tied to the embedding multiplies with its own packed copy. reload_weights renews the
+    embedding only, as no tensor of the checkpoint has the head's name (seen with vLLM 0.32.0: log-probs were wrong by
+    0.3 nats on average, without any error).
     """
     for module in model.modules():
         weight: Any = getattr(module, "weight", None)
-        # A layer of its own has given up the weight that its copy was made from, and was renewed.
+        # A layer that is not tied no longer has the weight that its copy was made from, and was renewed already.
         if hasattr(module, "cpu_linear") and weight is not None and weight.dim() == 2 and weight.numel() > 0:
             module.quant_method.process_weights_after_loading(module)

@@ -1,7 +1,7 @@
-"""vLLM as the engine of a node: a process in an environment of its own, started, fed and replaced from here.
+"""vLLM as the engine of a node: a process in its own environment, which is started, called and replaced from here.
 
-Invariant: what the process serves is `version`, also after it crashed: the next one is given the last weights that
-took effect before anything is asked of it. Adapters are merged into the base model's weights before it gets them.
+Invariant: the process serves `version`, also after a crash: a new process first loads the last weights that took
+effect. Adapters are merged into the base model's weights before they are loaded.
 """
 
 import logging
@@ -40,13 +40,13 @@ _SEED_BITS: Final = 63  # of vLLM's seeds
 class VllmGenerator:
     """Samples from a vLLM engine; implements `swarm.interfaces.Generator`, which documents its methods.
 
-    Its calls may come from several threads; each that samples or scores raises RolloutFailed where the engine crashed
-    twice over it, and Unavailable where no engine can be started any more. When weights are replaced, sequences in the
-    making keep what the engine remembers of their tokens (in flight); prompts of which no token was answered yet are
-    read anew by the new weights.
+    Calls may come from several threads; a call that samples or scores raises RolloutFailed if the engine crashed twice
+    during it, and Unavailable if no engine can be started any more. When weights are replaced in flight, sequences in
+    progress keep their entries of the KV cache; prompts without a token of their answer are read again by the new
+    weights.
 
-    Seeds are those of every engine; equal seeds give equal samples as far as vLLM's numbers are the same in other
-    batches, which on CPU in float32 they nearly always are.
+    Seeds are those of every engine (`SampleSeeds`); equal seeds give equal samples as far as vLLM computes the same
+    numbers in other batches, which on CPU in float32 it nearly always does.
 
     Example:
         generator = VllmGenerator.from_config(config, tokenizer, PolicyVersion(policy_id=node_id, step=0))
@@ -64,7 +64,7 @@ class VllmGenerator:
         tolerance: float,
         merge: Callable[[PublishedTensors], PublishedTensors] | None = None,
     ) -> None:
-        """Args: merge: makes whole weights of published adapters; None: what is published is whole."""
+        """`merge`: makes full weights of published adapters; None: published tensors are full weights."""
         self._launch = launch
         self._directory = directory
         self._tokenizer = tokenizer
@@ -91,15 +91,15 @@ class VllmGenerator:
         """Starts the engine with the run's base model (blocking, about half a minute for a small one).
 
         Args:
-            config: of the node; `engine.python` names the interpreter that has vLLM.
+            config: configuration of the node; `engine.python` names the interpreter that has vLLM.
             tokenizer: the model's tokenizer.
-            version: what the base model is.
-            cpu_dtype: that `compute_dtype = "auto"` means on this CPU; empty: the published one.
-            on_progress: takes its signs of life while it generates.
+            version: version of the base model.
+            cpu_dtype: dtype that `compute_dtype = "auto"` stands for on this CPU; "": the published one.
+            on_progress: takes the number of tokens made while the engine generates.
 
         Raises:
-            ConfigError: the interpreter is missing, has no vLLM, or vLLM does not run this model.
-            Unavailable: the process ended while it started.
+            ConfigError: the interpreter is missing or has no vLLM, or vLLM does not run this model.
+            Unavailable: the process ended while it started, or was silent for too long.
         """
         if config.model.source in SHIPPED:
             raise ConfigError("engine.kind vllm: its kernels lack heads of the tiny model's size; use transformers")
@@ -139,7 +139,7 @@ class VllmGenerator:
 
     @property
     def pid(self) -> int:
-        """Of the engine's process."""
+        """Id of the engine's process."""
         return self._process.pid
 
     def generate(
@@ -174,7 +174,7 @@ class VllmGenerator:
     def _greedy_actions(
         self, max_new_tokens: int, prompts: Prompts, num_samples: int, numbers: Sequence[int] | None
     ) -> list[Rollout]:
-        """One greedy action for each prompt: it has neither samples nor random numbers."""
+        """One greedy action for each prompt; `num_samples` must be 1, and `numbers` None."""
         assert num_samples == 1 and numbers is None
         sampling = Sampling(max_new_tokens=max_new_tokens)
         request = GenerateRequest(prompts=prompts, num_samples=1, sampling=sampling, greedy=True)
@@ -205,7 +205,7 @@ class VllmGenerator:
                 self._discard(path)
                 raise
             with self._starting:
-                if self._process is not process:  # it ended since, and the next one has the weights before
+                if self._process is not process:  # it ended since, and the next one has the former weights
                     self._discard(path)
                     raise WeightsRefused(f"step {version.step}: the engine's process ended right after it took them")
                 old, self._good, self._version = self._good, path, version
@@ -219,7 +219,7 @@ class VllmGenerator:
 
     def close(self) -> None:
         """Ends the engine's process, and deletes the weights that were written for it."""
-        self._closed.set()  # before the lock: who holds it to start a process may give up
+        self._closed.set()  # before the lock: a thread that holds it to start a process gives up
         with self._starting:
             self._process.close()
             _delete_weights(self._directory)
@@ -241,7 +241,7 @@ class VllmGenerator:
         )
 
     def _staged(self, digest: Digest, tensors: "PublishedTensors") -> Path:
-        """Writes the tensors to a file of their own, whole or not at all."""
+        """Writes the tensors atomically to a file named by their digest; returns its path. Raises WeightsRefused."""
         path = self._directory / f"{digest.hex()}.safetensors"
         if path == self._good:  # the same weights under another name: read and verified again
             return path
@@ -258,7 +258,7 @@ class VllmGenerator:
     # --- the process ---------------------------------------------------------------------------
 
     def _call(self, name: str, body: object) -> Any:
-        """The result of a call that changes nothing, repeated once where the process ended during it."""
+        """Result of a call that changes nothing, repeated once if the process ended during it. Raises RolloutFailed."""
         for _ in range(2):
             process = self._alive()
             try:
@@ -273,7 +273,7 @@ class VllmGenerator:
         return process if process.is_running else self._revive(process)
 
     def _revive(self, lost: EngineProcess) -> EngineProcess:
-        """A new process instead of a lost one, with the last good weights. Raises Unavailable."""
+        """Replaces a lost process by a new one with the last good weights. Raises Unavailable if none starts."""
         with self._starting:
             if self._process is not lost:  # another thread was first
                 return self._process
@@ -303,7 +303,7 @@ class VllmGenerator:
 
 
 def _merging(model: ModelConfig) -> Callable[[PublishedTensors], PublishedTensors]:
-    """Puts adapters into the base model, which is kept for it (blocking, slow)."""
+    """Function that merges adapters into the base model, which is loaded here and kept (blocking, slow)."""
     base = published_state(load_model(model.model_copy(update={"lora_rank": 0})).network)
     return lambda adapters: merged_tensors(base, adapters, model.lora_scale)
 

@@ -1,8 +1,8 @@
 """Messages between a worker and its vLLM engine process: JSON, one object per line, over the process's own pipes.
 
     worker -> engine   EngineSettings, then {"id", "call": "generate" | "score" | "load" | "cancel", "body"}
-    engine -> worker   {"ready": name} or {"missing" | "error": why}, then in the order in which calls end
-                       {"id", "result"} or {"id", "error", "message"}
+    engine -> worker   {"ready": name, "compute_dtype"} or {"missing" | "error": reason}, then {"tokens": total} as a
+                       sign of life, and in the order in which calls end {"id", "result"} or {"id", "error", "message"}
 
 JSON, as the engine's environment may have another Python, numpy and torch. Invariant: numbers cross bit for bit.
 """
@@ -32,7 +32,7 @@ from swarm.types import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """Settings that an engine process is started with.
+    """Settings of a new engine process.
 
     Example:
         EngineSettings(model="/models/smollm2", dtype="bfloat16", compute_dtype="auto", cpu_dtype="float32",
@@ -52,18 +52,18 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:
-    """Prompts to continue, `num_samples` times each; answered with a Continuation for each, sample by sample."""
+    """Prompts to continue, `num_samples` times each; answered with a list of Continuations, prompt by prompt."""
 
     prompts: Sequence[Sequence[int]]
     num_samples: int
-    sampling: Sampling  # where greedy max_new_tokens alone
-    seeds: Sequence[int] = ()  # one per prompt and sample, in that order; of no use where greedy
+    sampling: Sampling  # if greedy, only max_new_tokens counts
+    seeds: Sequence[int] = ()  # one per prompt and sample, in that order; ignored if greedy
     greedy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """One sequence that ended."""
+    """One generated sequence that has ended."""
 
     token_ids: IntArray  # [T]
     logprobs: FloatArray | None  # [T] at the sampling temperature; None where they are not known
@@ -73,7 +73,7 @@ class Continuation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewWeights:
-    """A version that the engine should become; answered with a LoadReport."""
+    """A version for the engine to load; answered with a LoadReport."""
 
     version: PolicyVersion
     path: Path  # safetensors, on this machine
@@ -94,12 +94,12 @@ _TYPE: Final = "$type"  # key of an object that is more than a mapping
 
 
 def encode_line(message: object) -> bytes:
-    """A message as a line of JSON, its end included."""
+    """A message as a line of JSON, the line feed included."""
     return json.dumps(message, default=_to_plain).encode() + b"\n"
 
 
 def decode_line(line: bytes) -> Any:
-    """The message of a line. Raises ConfigError: another release of swarm-trainer wrote it."""
+    """The message in a line. Raises ConfigError if another release wrote it, ValueError if it is no JSON."""
     try:
         return json.loads(line, object_hook=_from_plain)
     except (KeyError, TypeError) as error:

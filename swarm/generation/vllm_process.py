@@ -1,7 +1,7 @@
 """Worker's side of a vLLM engine process: starts it in vLLM's own environment, calls it, and notices its end.
 
-Invariant: the process ends with this one, however that ends; what it prints is in `vllm.log`; a call in progress when
-it ends raises Unavailable.
+Invariant: the engine process ends when the worker's process ends, for whatever reason; its output goes to `vllm.log`; a
+call in progress when it ends raises Unavailable.
 """
 
 import importlib.util
@@ -30,22 +30,22 @@ logger = logging.getLogger(__name__)
 MODULE: Final = "swarm.generation.vllm_server"
 LOG: Final = "vllm.log"
 DEFAULT_PYTHON: Final = Path(".venv-vllm/bin/python")
-SILENCE_S: Final = 1800.0  # without a line in its log while it starts: it reads a large model from a slow disk
+SILENCE_S: Final = 1800.0  # without a line in its log while it starts, as when it reads a large model from a slow disk
 PROGRESS_S: Final = 10.0  # between two log lines while it starts
 STOP_S: Final = 10.0
-_ERRORS: Final = {"ConfigError": ConfigError, "WeightsRefused": WeightsRefused}  # what it may answer a call with
+_ERRORS: Final = {"ConfigError": ConfigError, "WeightsRefused": WeightsRefused}  # answers of the engine
 _MISSING = "make vllm creates .venv-vllm; or name an interpreter that has vllm and swarm-trainer in engine.python"
 
 
 def vllm_python(config: EngineConfig) -> str:
-    """The interpreter that has vLLM: the configured one, that of .venv-vllm, or this one."""
+    """Path of the interpreter for vLLM: the configured one, else that of .venv-vllm if it exists, else this one."""
     if config.python:
         return config.python
     return str(DEFAULT_PYTHON.absolute()) if DEFAULT_PYTHON.is_file() else sys.executable
 
 
 def has_vllm(config: EngineConfig) -> bool:
-    """True where that interpreter is there and has vLLM; one of another environment is not started for it."""
+    """True if the interpreter of `vllm_python` exists and, where it is this process's own, has vLLM."""
     python = vllm_python(config)
     if python != sys.executable:
         return Path(python).is_file()
@@ -53,21 +53,22 @@ def has_vllm(config: EngineConfig) -> bool:
 
 
 class EngineProcess:
-    """A running engine; any thread may call it.
+    """A running engine process; any thread may call it.
 
-    Two threads serve it: one starts it, reads its answers and waits for its end, one writes requests, so that a
-    caller (of `cancel` above all) never waits for a pipe that a busy or stopped process does not read.
+    Two threads of the worker serve it: one starts it, reads its answers and waits for its end, the other writes
+    requests, so that a caller (above all of `cancel`) never waits for a pipe that a busy or stopped process does not
+    read.
 
     Args:
         python: interpreter of vLLM's environment.
-        settings: of the engine.
-        directory: for its log.
-        num_threads: of its computations on CPU.
-        on_progress: takes its signs of life.
+        settings: settings of the engine.
+        directory: folder of its log.
+        num_threads: threads of its computations on CPU.
+        on_progress: takes the number of tokens that the engine reports.
 
     Raises:
-        ConfigError: it cannot be started this way; the message gives the fix.
-        Unavailable: it ended, or was silent for too long; another attempt may succeed.
+        ConfigError: the process cannot be started with these settings; the message gives the fix.
+        Unavailable: the process ended while it started, or was silent for too long; another attempt may succeed.
     """
 
     def __init__(
@@ -101,21 +102,21 @@ class EngineProcess:
 
     @property
     def is_running(self) -> bool:
-        """False once it has ended."""
+        """True until the process has ended."""
         return not self._ended.is_set()
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Id of the engine process."""
         assert self._process is not None
         return self._process.pid
 
     def call(self, name: str, body: object) -> Any:
-        """The result of a request (blocking).
+        """Sends a request and returns its result (blocking).
 
         Raises:
-            ConfigError, WeightsRefused: as the engine answers.
-            Unavailable: the process has ended, or ended during the call.
+            ConfigError, WeightsRefused: the engine answered with this error.
+            Unavailable: the process has ended, or ended during the call, or answered with another error.
         """
         number, result = next(self._numbers), Future[Any]()
         with self._changing:
@@ -126,11 +127,11 @@ class EngineProcess:
         return result.result()
 
     def cancel(self) -> None:
-        """Asks for the end of every sequence in the making, and waits for nothing."""
+        """Asks the engine to end every sequence in progress, and returns at once."""
         self._requests.put(encode_line({"id": 0, "call": "cancel", "body": None}))
 
     def close(self) -> None:
-        """Ends it: it is asked by the end of its standard input, then killed."""
+        """Ends the process: closes its standard input, and kills it if it still runs after STOP_S."""
         self._is_closing = True
         self._requests.put(None)
         if self._process is not None and not self._ended.wait(STOP_S):
@@ -138,7 +139,7 @@ class EngineProcess:
             self._ended.wait(STOP_S)
 
     def _watch(self) -> None:
-        """Starts the process, reads its answers, waits for its end."""
+        """Starts the process, reads its answers, and waits for its end."""
         try:
             with self._log.open("ab") as log:
                 process = subprocess.Popen(
@@ -176,7 +177,7 @@ class EngineProcess:
             logger.warning("the engine's process ended", extra={"code": code, "log": str(self._log)})
 
     def _write(self, pipe: Any) -> None:
-        """Writes requests until there are no more; the end of the pipe ends the process."""
+        """Writes requests until `close`, then closes the pipe, which ends the process."""
         try:
             with pipe:
                 while (line := self._requests.get()) is not None:
@@ -195,7 +196,7 @@ class EngineProcess:
             result.set_exception(_ERRORS.get(answer["error"], Unavailable)(answer["message"]))
 
     def _wait_until_ready(self) -> str:
-        """The dtype that it computes in."""
+        """Waits for the engine and returns the dtype that it computes in. Raises as the constructor."""
         began_s = printed_s = time.monotonic()
         num_bytes = 0
         while True:
@@ -221,7 +222,7 @@ class EngineProcess:
         raise self._failure(first)
 
     def _failure(self, first: Mapping[str, str]) -> ConfigError | Unavailable:
-        """Why the process ended instead of becoming ready."""
+        """Error to raise if the process ended instead of becoming ready."""
         self._ended.wait(STOP_S)
         if "error" in first:
             return ConfigError(first["error"])
@@ -236,7 +237,7 @@ class EngineProcess:
 
 
 def _environment(num_threads: int) -> dict[str, str]:
-    """Of the engine's process: nothing of this one's environment may be imported there, and nothing is sent home."""
+    """Environment variables of the engine process: no Python path of the worker, and no usage statistics."""
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     return {
         **inherited,

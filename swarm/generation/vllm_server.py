@@ -1,8 +1,8 @@
 """The engine process: `python -m swarm.generation.vllm_server`, started by `EngineProcess`, in vLLM's environment.
 
 Three threads: the main one reads requests, `engine` steps vLLM and answers, `verify` reads a file of new weights while
-generation goes on. Invariant: the engine is touched only with a file whose tensors have the announced digest; the
-process ends with its worker, and with any error of the engine, which nothing can mend from inside.
+generation goes on. Invariant: the engine loads only a file whose tensors had the announced digest; the process ends
+with its worker, and with any error of the engine, from which it cannot recover.
 """
 
 import json
@@ -55,10 +55,10 @@ class RequestHandler:
     """Answers the requests of the worker; no method waits for the engine.
 
     Args:
-        engine: runs in a thread of its own.
-        limits: what it takes.
-        shapes: of the tensors of the model it was started with.
-        answer: takes each answer; called from several threads.
+        engine: loop that runs in its own thread.
+        limits: largest input of the engine.
+        shapes: dtype and shape of each published tensor of the engine's model.
+        answer: sends an answer to the worker; called from several threads.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RequestHandler:
         self._answer = answer
 
     def handle(self, request: JsonDict) -> None:
-        """Begins what a request asks for; its answer comes when that is done, or at once where it is wrong."""
+        """Begins a request, which is answered at its end, or at once if it is invalid; a cancel gets no answer."""
         number, body = request["id"], request["body"]
         try:
             if request["call"] == "generate":
@@ -166,7 +166,7 @@ class _Countdown:
 
 
 class SignsOfLife:
-    """Reports to the worker how many tokens the engine has made, once a second at most."""
+    """Reporter of the number of tokens that the engine has made, to the worker, at most once a second."""
 
     def __init__(self, answer: Callable[[JsonDict], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._answer, self._monotonic_s = answer, monotonic_s
@@ -174,7 +174,7 @@ class SignsOfLife:
         self._answered_s = -math.inf
 
     def made(self, num_tokens: int) -> None:
-        """Takes the tokens of a step, of which a prompt that is read makes none."""
+        """Counts the tokens of a step, 0 if it only reads prompts, and reports the total if a second has passed."""
         self._num_tokens += num_tokens
         if self._monotonic_s() - self._answered_s >= SIGN_EVERY_S:
             self._answered_s = self._monotonic_s()
@@ -182,7 +182,7 @@ class SignsOfLife:
 
 
 def _continuation(row: PendingSequence) -> Continuation:
-    """A row that ended; without log-probs where one is no finite number: nobody knows what the others are worth."""
+    """Continuation of a row that ended; if one of its log-probs is not finite, all are left out as unreliable."""
     logprobs = np.asarray(row.logprobs, np.float32) if row.mode is Mode.SAMPLE else None
     if logprobs is not None and not np.isfinite(logprobs).all():
         logger.warning("a log-prob of the engine is no finite number: those of its sequence are left out")
@@ -196,11 +196,11 @@ def _continuation(row: PendingSequence) -> Continuation:
 
 
 def verify_file(path: Path, digest: bytes, shapes: Shapes) -> None:
-    """Reads a file of published tensors once.
+    """Checks names, dtypes, shapes and digest of the published tensors in a file (blocking).
 
     Raises:
-        ConfigError: the tensors are not those of this model.
-        WeightsRefused: it cannot be read, or its digest is another.
+        ConfigError: the tensors do not fit this model.
+        WeightsRefused: the file cannot be read, or its tensors have another digest.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -252,7 +252,7 @@ def shapes_of(folder: Path, dtype: str) -> Shapes:
 
 
 def main() -> None:
-    """Starts the engine, says that it is ready, and answers until standard input ends. `argv[1]`: the worker's pid."""
+    """Starts the engine, reports it as ready, and answers until standard input ends; `argv[1]` is the worker's pid."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the worker, which ends this process in its turn
     die_with(int(sys.argv[1]))
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)

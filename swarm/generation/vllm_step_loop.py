@@ -1,7 +1,7 @@
 """Step loop: one thread that owns an engine, names the version of each token, and changes weights between two steps.
 
 A row (`PendingSequence`) is WAITING (no job in the engine), RUNNING (`name` is its job's) or ENDED (reported once).
-A change of weights is a transaction; `in_flight` or not decides when it begins:
+A change of weights is a transaction; `in_flight` decides when it begins:
 
     in flight:   at once, between two steps
     otherwise:   after the running rows have ended; waiting ones are held back
@@ -47,14 +47,14 @@ class Mode(StrEnum):
 
     SAMPLE = "sample"
     GREEDY = "greedy"
-    SCORE = "score"  # nothing is made: the log-probs of its prompt are wanted
+    SCORE = "score"  # gives the log-probs of its prompt, and no tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """The work of an engine for one sequence."""
 
-    token_ids: Sequence[int]  # of the prompt, and of what was made before
+    token_ids: Sequence[int]  # of the prompt, and those made before
     mode: Mode
     sampling: Sampling
     max_new_tokens: int
@@ -69,7 +69,7 @@ class Progress:
     name: str
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()  # at the sampling temperature
-    finish: FinishReason | None = None
+    finish: FinishReason | None = None  # None while the sequence goes on
     scores: FloatArray | None = None  # [T] of the prompt, the first NaN; with the end of a SCORE job
 
 
@@ -77,25 +77,25 @@ class StepEngine(Protocol):
     """An engine that makes at most one token of each sequence in a step; every call comes from one thread."""
 
     def add(self, name: str, job: Job) -> None:
-        """Takes up a sequence."""
+        """Schedules a sequence; later calls of `step` report its progress under `name`."""
         ...
 
     def drop(self, names: Sequence[str]) -> None:
-        """Forgets sequences in the making."""
+        """Aborts sequences in progress; later steps do not report them."""
         ...
 
     def step(self) -> list[Progress]:
-        """One step of what was taken up."""
+        """Makes one step of the scheduled sequences; returns the progress of each, the last one with its `finish`."""
         ...
 
     def reload(self, path: Path | None) -> None:
-        """Replaces the weights by a safetensors file; None: by those it was started with."""
+        """Loads the weights from a safetensors file; if `path` is None, restores those that the engine started with."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class PendingSequence:
-    """One sequence in the making."""
+    """One sequence to generate or score: waiting, running or ended."""
 
     prompt: Sequence[int]
     mode: Mode
@@ -110,7 +110,7 @@ class PendingSequence:
     name: str = ""  # of its job; empty where the engine has none
 
     def extend(self, progress: Progress, version: PolicyVersion) -> None:
-        """Adds what a step of `version` made of it."""
+        """Adds the result of a step by the weights of `version`."""
         if progress.token_ids and (not self.spans or self.spans[-1].version != version):
             self.spans.append(VersionSpan(start=len(self.tokens), version=version))
         self.tokens += progress.token_ids
@@ -120,18 +120,18 @@ class PendingSequence:
             self.end(progress.finish, version)
 
     def end(self, finish: FinishReason, version: PolicyVersion) -> None:
-        """Nothing more is made of it. Where nothing was made at all it is of the version that would have."""
+        """Ends the sequence; one without any token is attributed to `version`."""
         self.finish = finish
         self.spans = self.spans or [VersionSpan(start=0, version=version)]
 
     def truncate(self, num_tokens: int) -> None:
-        """Takes back the tokens after the first `num_tokens`."""
+        """Removes the tokens after the first `num_tokens`, so that the sequence can go on from there."""
         del self.tokens[num_tokens:], self.logprobs[num_tokens:]
         self.spans = [span for span in self.spans if span.start < num_tokens]
         self.finish, self.scores = FinishReason.ABORTED, None
 
     def scored(self) -> FloatArray:
-        """[T] log-probs of the prompt; all NaN where the engine gave none."""
+        """[T] log-probs of the prompt; all NaN if the engine gave none."""
         return np.full(len(self.prompt), np.nan, np.float32) if self.scores is None else self.scores
 
 
@@ -139,9 +139,9 @@ class EngineLoop:
     """Runs an engine in the calling thread (`run`); the other methods may be called from any thread.
 
     Args:
-        engine: with the weights of `version`.
-        version: what it was started with.
-        stepped: takes the number of tokens that each step made.
+        engine: engine with the weights of `version`.
+        version: version that the engine was started with.
+        stepped: called with the number of tokens that each step made.
 
     Example:
         threading.Thread(target=loop.run).start()
@@ -154,7 +154,7 @@ class EngineLoop:
         self._engine = engine
         self._stepped = stepped
         self._version = version
-        self._good: Path | None = None  # what the weights of `version` are loaded from
+        self._good: Path | None = None  # file with the weights of `version`; None: those of the start
         self._numbers = itertools.count()
         self._epoch = next(self._numbers)  # of the weights in the engine: another one whenever they were replaced
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -168,25 +168,25 @@ class EngineLoop:
         return self._version
 
     def submit(self, rows: Sequence[PendingSequence]) -> None:
-        """Takes up sequences; the callback of each is called at its end."""
+        """Schedules sequences; calls `ended` of each one at its end, in the thread of `run`."""
         self._inbox.put(lambda: self._waiting.extend(rows))
 
     def cancel(self) -> None:
-        """Ends every sequence in the making, as it is; scores are made to their end."""
+        """Ends every sequence with the tokens that it has, except for those to score, which go on."""
         self._inbox.put(self._cancel)
 
     def load(self, new: NewWeights) -> "Future[LoadReport]":
-        """Becomes a version, after the sequences in the making unless `in_flight`; else a WeightsRefused."""
+        """Requests new weights, at once if `in_flight`, else after the running rows. May fail with WeightsRefused."""
         done = Future[LoadReport]()
         self._inbox.put(lambda: self._changes.append((new, done)))
         return done
 
     def stop(self) -> None:
-        """Ends `run` after the step in progress."""
+        """Ends `run` before its next step; unfinished work is dropped."""
         self._inbox.put(None)
 
     def run(self) -> None:
-        """Works until stopped. Raises what the engine raises, after which it cannot be used."""
+        """Steps the engine until `stop`. Raises any error of the engine, which cannot be used after that."""
         while self._read_inbox():
             if self._changes and (self._changes[0][0].in_flight or not self._running):
                 self._change_weights(*self._changes.popleft())
@@ -194,7 +194,7 @@ class EngineLoop:
                 _report_ended(self._step())
 
     def _read_inbox(self) -> bool:
-        """Takes the requests that came since, waiting where there is nothing to do; False: stop."""
+        """Handles all requests that have come, waiting for one if there is nothing to do; False if it is a stop."""
         while True:
             is_idle = not (self._running or self._waiting or self._changes)
             try:
@@ -210,7 +210,7 @@ class EngineLoop:
         return True
 
     def _begin(self, row: PendingSequence) -> None:
-        """Has the engine take up a sequence, or go on with it."""
+        """Schedules a sequence in the engine, from the tokens that it has so far."""
         row.name = str(next(self._numbers))
         made = len(row.tokens)
         job = Job(
@@ -225,7 +225,7 @@ class EngineLoop:
         self._running[row.name] = row
 
     def _step(self) -> list[PendingSequence]:
-        """One step; the sequences that it ended."""
+        """Makes one step and returns the sequences that it ended."""
         ended: list[PendingSequence] = []
         made = self._engine.step()
         self._stepped(sum(len(progress.token_ids) for progress in made))
@@ -270,7 +270,7 @@ class EngineLoop:
             return
         self._version, self._epoch = new.version, next(self._numbers)
         swapped_s = time.monotonic()
-        # Their prompts were read by the old weights, or were being read: that of a new sequence is read anew.
+        # The old weights have read prompts of sequences without a token, at least in part: these are read again.
         self._restart([row for row, num_tokens in marks if num_tokens == 0])
         ended: list[PendingSequence] = []
         mismatch = mismatch_nats(new.canaries, lambda sequences: self._score(sequences, ended))
@@ -282,7 +282,7 @@ class EngineLoop:
             return
         self._engine.reload(self._good)
         self._version = before
-        self._epoch = next(self._numbers)  # the last step may have left a block of theirs under the old one
+        self._epoch = next(self._numbers)  # the last step may have cached a block of new weights under the old epoch
         for row, num_tokens in marks:
             row.truncate(num_tokens)
         self._restart([row for row, _ in marks])
@@ -294,13 +294,13 @@ class EngineLoop:
         )
 
     def _restart(self, rows: Sequence[PendingSequence]) -> None:
-        """Has the engine read them anew, from the tokens they have, with nothing cached before."""
+        """Has the engine read sequences again, from the tokens that they have, with nothing cached before."""
         self._drop(rows)
         for row in rows:
             self._begin(row)
 
     def _score(self, sequences: Sequence[Sequence[int]], ended: list[PendingSequence]) -> list[FloatArray]:
-        """Log-probs by the present weights; sequences in the making go on during it, and into `ended`."""
+        """Log-probs by the current weights; other sequences go on, and those that end are added to `ended`."""
         rows = [sequence_to_score(sequence, lambda row: None) for sequence in sequences]
         for row in rows:
             if row.scores is None:
@@ -311,7 +311,7 @@ class EngineLoop:
 
 
 def sequence_to_score(sequence: Sequence[int], ended: Callable[[PendingSequence], None]) -> PendingSequence:
-    """A sequence whose log-probs are wanted."""
+    """Pending sequence in mode SCORE; one of fewer than two tokens has its scores, NaN, at once."""
     row = PendingSequence(sequence, Mode.SCORE, Sampling(max_new_tokens=1), 0, ended)
     if len(sequence) < 2:
         row.scores = np.full(len(sequence), np.nan, np.float32)

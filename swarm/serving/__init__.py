@@ -1,1 +1,1 @@
-"""A node's policy, or any model, behind the HTTP interface that OpenAI's clients and vLLM's speak."""
+"""Serving of a node's policy, or of any model, over the HTTP interface of OpenAI and vLLM."""

@@ -1,6 +1,6 @@
-"""One answer to one prompt, followed token by token where it is streamed or a stop string may end it.
+"""One answer to one prompt, read token by token if it is streamed or a stop string may end it.
 
-Invariant: an abandoned answer is taken out of the engine.
+Invariant: an abandoned answer is removed from the engine.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ class Answer:
     prompt_ids: Sequence[int]
     text: str
     completion: Completion  # up to the token that completed a stop string
-    stop: str  # that string; empty where none ended it
+    stop: str  # that string; "" if none ended the answer
 
 
 async def whole_answer(
     completer: Completer, tokenizer: Tokenizer, request: CompletionRequest, stop: Sequence[str]
 ) -> Answer:
-    """An answer once it has ended; cancelling the task ends it. Raises Unavailable where the engine fails."""
+    """Waits for the whole answer; cancelling the task ends the answer. Raises Unavailable if the engine fails."""
     reader = _Reader(tokenizer, stop)
     completion = await asyncio.wrap_future(completer.complete(request, reader.on_tokens if stop else None))
     return reader.end(request, completion)[1]
@@ -46,7 +46,7 @@ async def whole_answer(
 async def follow_answer(
     completer: Completer, tokenizer: Tokenizer, request: CompletionRequest, stop: Sequence[str]
 ) -> "AsyncGenerator[AnswerPiece | Answer]":
-    """Pieces of an answer as they are made, then the whole of it; closing the generator ends it."""
+    """Yields pieces of an answer, then the whole of it; closing the generator ends the answer. Raises Unavailable."""
     loop = asyncio.get_running_loop()
     news: asyncio.Queue[AnswerPiece | None] = asyncio.Queue()
     reader = _Reader(tokenizer, stop, lambda piece: loop.call_soon_threadsafe(news.put_nowait, piece))
@@ -64,7 +64,7 @@ async def follow_answer(
 
 
 class _Reader:
-    """Turns tokens into pieces; its `on_tokens` runs in the engine's thread, `end` after that."""
+    """Reader that turns tokens into pieces; `on_tokens` runs in the engine's thread, `end` after its last call."""
 
     def __init__(
         self, tokenizer: Tokenizer, stop: Sequence[str], take: Callable[[AnswerPiece], object] = lambda piece: None
@@ -75,17 +75,17 @@ class _Reader:
         self._num_read = 0  # tokens
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[float], top: TopTokens) -> bool:
-        """Reads new tokens. False: a stop string came."""
+        """Reads new tokens; returns False once a stop string has come."""
         self._take(self._read(token_ids, logprobs, top))
         return not self._stream.is_stopped
 
     def end(self, request: CompletionRequest, completion: Completion) -> tuple[AnswerPiece, Answer]:
-        """The unread rest, and the whole answer."""
+        """Reads the remaining tokens; returns them as a piece, and the whole answer."""
         new = slice(self._num_read, None)
         rest = self._read(completion.token_ids[new], (completion.logprobs or ())[new], completion.top[new])
         rest = replace(rest, text=rest.text + self._stream.end())
         size = self._stream.num_tokens
-        if self._stream.is_stopped:  # an engine that has no tokens before the end went on
+        if self._stream.is_stopped:  # an engine that reports no tokens before the end has gone on
             completion = replace(
                 completion,
                 token_ids=completion.token_ids[:size],

@@ -31,7 +31,7 @@ class _Known:
 
 
 class ConversationMemory:
-    """Token ids of the conversations that were answered here, the newest ones.
+    """Token ids of the newest conversations answered here, at most MAX_CONVERSATIONS with `max_tokens` in all.
 
     Example:
         prompt = memory.prompt(messages)
@@ -68,7 +68,7 @@ class ConversationMemory:
         return self._tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=tuple(messages)))
 
     def add(self, messages: Sequence[Message], answer: str, token_ids: Sequence[int], is_ended: bool) -> None:
-        """Keeps a conversation: messages, the answer as the client has it, and all ids, prompt and answer."""
+        """Keeps a conversation: messages, the answer as the client has it, all ids, and if an end token ended it."""
         key = _keys([*messages, Message(role="assistant", content=answer)])[-1]
         self._forget(key)
         self._known[key] = _Known(np.asarray(token_ids, np.int32), is_ended)
@@ -82,7 +82,7 @@ class ConversationMemory:
 
 
 def _keys(messages: Sequence[Message]) -> list[bytes]:
-    """Digest of the conversation up to each message."""
+    """Digest of the conversation up to each message, that message included."""
     keys: list[bytes] = []
     before = b""
     for message in messages:

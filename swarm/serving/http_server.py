@@ -1,8 +1,8 @@
-"""uvicorn in a thread of its own, beside a node's worker or alone.
+"""HTTP server: uvicorn in its own thread, beside a node's worker or alone.
 
-Invariant: a server that was stopped listens no more, and has no thread left. Connections without a request are bounded
-in number and time: a newcomer takes the place of the oldest of the subnet that holds most, so whoever sends requests is
-answered.
+Invariant: a stopped server no longer listens, and its thread has ended. Connections without a request are bounded in
+number and time: a newcomer takes the place of the oldest connection of the subnet that holds most, so whoever sends
+requests is answered.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ MAX_CONNECTIONS: Final = 1024
 MAX_SILENT: Final = 256  # connections without a request
 SILENT_PER_SUBNET: Final = 64
 HEAD_S: Final = 5.0  # for the head of a request, from the connection or the answer before
-_END_TIMEOUT_S: Final = 2  # for answers under way
+_END_TIMEOUT_S: Final = 2  # for answers in progress
 
 
 class _BoundedProtocol(H11Protocol):
@@ -75,7 +75,7 @@ class _BoundedProtocol(H11Protocol):
 
 
 class HttpServer:
-    """Serves an ASGI application.
+    """Server of an ASGI application, to be started once.
 
     Example:
         server = HttpServer(app)
@@ -99,7 +99,7 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def start(self, host: str, port: int) -> int:
-        """Listens; returns the port. Raises ConfigError: nothing can listen there."""
+        """Starts the server and returns its port. Raises ConfigError if it cannot listen on this address."""
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             listener = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
@@ -112,7 +112,7 @@ class HttpServer:
         return int(listener.getsockname()[1])
 
     def stop(self) -> None:
-        """Ends it (blocking); answers under way have 2 s."""
+        """Stops the server (blocking); answers in progress get 2 s to end."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join()
@@ -120,7 +120,7 @@ class HttpServer:
 
 
 async def read_body(parts: AsyncIterable[bytes], max_bytes: int) -> bytes:
-    """A request's body. Raises TooLarge as soon as it is more than `max_bytes`."""
+    """Reads the body of a request. Raises TooLarge as soon as it exceeds `max_bytes`."""
     read: list[bytes] = []
     num_bytes = 0
     async for part in parts:

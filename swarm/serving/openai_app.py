@@ -7,7 +7,7 @@
     POST /inference/v1/generate    token ids in, token ids out
     POST /tokenize, /detokenize
 
-Invariant: requests are bounded in bytes, tokens and number; an abandoned request leaves the engine.
+Invariant: requests are bounded in bytes, tokens and number; an abandoned request is removed from the engine.
 
 Source: OpenAI API reference; vLLM `entrypoints/openai` and `entrypoints/serve`.
 """
@@ -68,9 +68,9 @@ logger = logging.getLogger(__name__)
 # Of a body: room for its fields, and for ten letters of each token of a prompt, as \uXXXX.
 BODY_BYTES: Final = 256 * 1024
 BODY_BYTES_PER_TOKEN: Final = 64
-MAX_OPEN: Final = 1024  # answers under way
+MAX_OPEN: Final = 1024  # answers in progress
 DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI's
-DEFAULT_CHAT_TOKENS: Final = 1024  # an answer keeps so much room in the cache; fewer where the context has no more
+DEFAULT_CHAT_TOKENS: Final = 1024  # room in the cache that an answer keeps; less if the context has less
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class ServedModel:
 
 
 class OpenAiApp:
-    """Answers requests for one model.
+    """Application that answers requests for one model; `routes` is its ASGI form.
 
     Example:
         app = OpenAiApp(ServedModel(name="tiny", completer=engine, tokenizer=tokenizer, context_tokens=512), key="k")
@@ -143,7 +143,7 @@ class OpenAiApp:
         requests = self._requests(asked, [prompt_ids], most, num_top)
 
         def remember(answer: Answer) -> None:
-            if not answer.stop:  # else the client has less text than was made
+            if not answer.stop:  # else the client has less text than the model made
                 ids = [*answer.prompt_ids, *answer.completion.token_ids]
                 is_ended = answer.completion.finish is FinishReason.STOP
                 self.memory.add(messages, answer.text, ids, is_ended)
@@ -227,7 +227,7 @@ class OpenAiApp:
     def _requests(
         self, asked: SamplingFields, prompts: Sequence[Sequence[int]], most: int | None, num_top: int
     ) -> list[CompletionRequest]:
-        """Requests to the engine, prompt by prompt. Raises RequestRefused where one does not fit."""
+        """Requests to the engine, prompt by prompt. Raises RequestRefused if they are too many or too long."""
         if len(prompts) * asked.n > MAX_CHOICES:
             raise RequestRefused(f"n: {len(prompts)} prompts x {asked.n} answers exceed {MAX_CHOICES}", "n")
         requests: list[CompletionRequest] = []
@@ -256,7 +256,7 @@ class OpenAiApp:
     async def _whole(
         self, request: Request, requests: Sequence[CompletionRequest], stop: Sequence[str]
     ) -> list[Answer]:
-        """Every answer, whole. Raises ClientDisconnect where the client has gone."""
+        """Waits for all answers. Raises ClientDisconnect if the client has gone, RequestRefused, and Unavailable."""
         with self._open(len(requests)):
             calls = (whole_answer(self._model.completer, self._model.tokenizer, each, stop) for each in requests)
             answers = asyncio.gather(*calls)
@@ -280,7 +280,7 @@ class OpenAiApp:
         opening: JsonDict | None,
         remember: Callable[[Answer], None] | None,
     ) -> Response:
-        """Server-sent events: the pieces of every choice as they come, then its ending."""
+        """Response with server-sent events: the pieces of every choice, then its ending. Raises RequestRefused."""
         self._require_room(len(requests))  # now, while a status can still be sent
         head = self._head(kind)
 
@@ -324,7 +324,7 @@ class OpenAiApp:
     async def _steps(
         self, requests: Sequence[CompletionRequest], stop: Sequence[str]
     ) -> AsyncGenerator[tuple[int, AnswerPiece | Answer]]:
-        """Pieces and answers of all requests as they come."""
+        """Yields the pieces and answers of all requests as they come, each with the index of its request."""
         news: asyncio.Queue[tuple[int, AnswerPiece | Answer | BaseException]] = asyncio.Queue()
 
         async def follow(index: int, request: CompletionRequest) -> None:
@@ -353,7 +353,7 @@ class OpenAiApp:
     # --- shared ---------------------------------------------------------------------------------------
 
     def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint for callers with the key, and its refusals as OpenAI's clients read them."""
+        """Wraps an endpoint: refuses callers without the key, and turns errors into replies for OpenAI's clients."""
 
         async def answer(request: Request) -> Response:
             given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
@@ -378,7 +378,7 @@ class OpenAiApp:
         return answer
 
     async def _read(self, kind: type[Any], request: Request, num_prompts: int = 1) -> Any:
-        """The request in a body, which may have so many prompts. Raises RequestRefused."""
+        """Reads a request of up to `num_prompts` prompts from its body and checks it. Raises RequestRefused."""
         most = BODY_BYTES + BODY_BYTES_PER_TOKEN * num_prompts * self._model.context_tokens
         try:
             data: object = json.loads(await read_body(request.stream(), most))
@@ -392,7 +392,7 @@ class OpenAiApp:
         return asked
 
     async def _encoded(self, encode: Callable[[Any], Any], what: object) -> Any:
-        """Token ids, made in a thread: a long text takes long."""
+        """Result of `encode`, run in a thread since a long text takes long. Raises RequestRefused."""
         try:
             return await asyncio.to_thread(encode, what)
         except ConfigError as error:
@@ -413,7 +413,7 @@ class OpenAiApp:
 
     @contextmanager
     def _open(self, count: int) -> Generator[None]:
-        """Counts answers under way while it is entered. Raises RequestRefused where these are too many."""
+        """Counts answers as in progress during the block. Raises RequestRefused if there would be too many."""
         self._require_room(count)
         self._num_open += count
         try:

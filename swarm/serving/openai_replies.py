@@ -1,7 +1,7 @@
 """Replies to OpenAI's clients, with the token fields of vLLM.
 
-Each names its policy version: `system_fingerprint` is the newest, and `policy_versions` of a choice has the first token
-of each version, where weights changed on the way.
+Every reply names its policy version: `system_fingerprint` is the newest one, and `policy_versions` of a choice lists
+each version with its first token, in case weights changed during the answer.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _FINISHES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishRea
 
 
 def fingerprint(version: PolicyVersion) -> str:
-    """A version in one word: who trains it, its step, the digest of its weights."""
+    """A version as one word: its policy id, shortened, its step, and the digest of its weights, if known."""
     digest = f"-{version.digest.hex()[:16]}" if version.digest else ""
     return f"{short(version.policy_id)}-{version.step}{digest}".replace(" ", "_")
 
@@ -49,7 +49,7 @@ def text_choice(
 
 
 def token_choice(answer: Answer, index: int) -> JsonDict:
-    """A choice of /inference/v1/generate: ids alone, each with its log-prob."""
+    """A choice of /inference/v1/generate: ids without text, with log-probs if known."""
     ids, logprobs = answer.completion.token_ids, answer.completion.logprobs
     content = None
     if logprobs is not None:
@@ -68,7 +68,7 @@ def token_choice(answer: Answer, index: int) -> JsonDict:
 
 
 def chat_logprobs(tokenizer: Tokenizer, piece: AnswerPiece) -> JsonDict | None:
-    """`logprobs` of a chat choice or chunk."""
+    """`logprobs` of a chat choice or chunk; None if the log-probs are not known."""
     if len(piece.logprobs) != len(piece.token_ids):
         return None
     tops = piece.top or ((),) * len(piece.token_ids)
@@ -82,7 +82,7 @@ def chat_logprobs(tokenizer: Tokenizer, piece: AnswerPiece) -> JsonDict | None:
 
 
 def text_logprobs(tokenizer: Tokenizer, piece: AnswerPiece, num_top: int, offset: int) -> JsonDict | None:
-    """`logprobs` of a completion; `offset`: characters of the answer before this piece."""
+    """`logprobs` of a completion, None if not known; `offset`: characters of the answer before this piece."""
     if len(piece.logprobs) != len(piece.token_ids):
         return None
     texts = [tokenizer.decode([token]) for token in piece.token_ids]
@@ -99,7 +99,7 @@ def text_logprobs(tokenizer: Tokenizer, piece: AnswerPiece, num_top: int, offset
 
 
 def usage(answers: Sequence[Answer], num_prompts: int) -> JsonDict:
-    """Tokens read and made by answers, as many to each prompt; a prompt counts once."""
+    """Numbers of tokens of answers, which are equally many for each prompt, in order; each prompt counts once."""
     each = max(1, len(answers) // max(1, num_prompts))
     read = sum(len(answer.prompt_ids) for answer in answers[::each])
     made = sum(len(answer.completion.token_ids) for answer in answers)
@@ -107,13 +107,13 @@ def usage(answers: Sequence[Answer], num_prompts: int) -> JsonDict:
 
 
 def prompt_scores(token_ids: Sequence[int], scores: Sequence[float]) -> list[JsonDict | None]:
-    """`prompt_logprobs`: of each token but the first."""
+    """`prompt_logprobs` of a choice: None for the first token, then the log-prob of each."""
     scored = zip(token_ids[1:], scores[1:], strict=True)
     return [None, *({str(token): {"logprob": float(score), "rank": None}} for token, score in scored)]
 
 
 def error_body(message: str, kind: str, field: str = "", code: str | None = None) -> JsonDict:
-    """An error as OpenAI's clients read it."""
+    """An error in the form that OpenAI's clients read."""
     return {"error": {"message": message, "type": kind, "param": field or None, "code": code}}
 
 
@@ -135,7 +135,7 @@ def _entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity, which models give tokens that they never choose; -9999 is OpenAI's word for it."""
+    """The log-prob, at least -9999, OpenAI's value for tokens that are never chosen: JSON has no infinity."""
     return max(logprob, -9999.0)
 
 

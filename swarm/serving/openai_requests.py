@@ -1,7 +1,6 @@
 """Requests of OpenAI's clients, with the token fields of vLLM: fields, bounds and refusals.
 
-Invariant: a field that would change the samples is honoured or refused with its name; all other unknown fields are
-ignored.
+Invariant: a known field that would change the samples is honoured or refused by name; all others are ignored.
 
 Sources: OpenAI API reference (chat completions, completions); vLLM `entrypoints/openai/*/protocol.py` (token prompts,
 return_token_ids, prompt_logprobs, stop_token_ids) and `/inference/v1/generate`.
@@ -17,7 +16,7 @@ from swarm.types import Sampling
 
 MAX_CHOICES: Final = 64  # of one request: prompts times n
 MAX_TOP: Final = 20
-LEAST_TEMPERATURE: Final = 0.01  # below it logits overflow; vLLM's least, too
+LEAST_TEMPERATURE: Final = 0.01  # logits overflow below it; also vLLM's lower bound
 _MAX_STOPS: Final = 16
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # field -> values that change nothing
     "min_p": (0, None),
@@ -62,7 +61,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class RequestRefused(Exception):
-    """A request without an answer; the message names field, value and bound."""
+    """The request is refused with an HTTP status; the message names field, value and bound."""
 
     def __init__(self, message: str, field: str = "", status: int = 400) -> None:
         super().__init__(message)
@@ -81,7 +80,7 @@ class _Fields(BaseModel):
 
 
 class SamplingFields(_Fields):
-    """Fields of the sampling of tokens."""
+    """Fields that control the sampling of tokens."""
 
     temperature: Annotated[float, Field(ge=0, le=100), AfterValidator(_require_temperature)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -98,7 +97,7 @@ class SamplingFields(_Fields):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def sampling(self, max_new_tokens: int) -> Sampling:
-        """The same in our terms."""
+        """These fields as a `Sampling`."""
         return Sampling(
             temperature=self.temperature, top_p=self.top_p, top_k=max(self.top_k, 0), max_new_tokens=max_new_tokens
         )
@@ -127,14 +126,14 @@ class TextPart(_Fields):
 
 
 class ChatMessage(_Fields):
-    """A message as clients write it."""
+    """A message of a chat, as clients write it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
 
     @property
     def message(self) -> Message:
-        """The same in our terms."""
+        """This message as a `swarm.episode.Message`, its role developer as system."""
         given = self.content or ""
         text = given if isinstance(given, str) else "".join(part.text for part in given)
         return Message(role="system" if self.role == "developer" else self.role, content=text)
@@ -144,7 +143,7 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
 
 
 class ChatRequest(AnswerFields):
-    """POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions."""
 
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -153,7 +152,7 @@ class ChatRequest(AnswerFields):
 
 
 class TextRequest(AnswerFields):
-    """POST /v1/completions."""
+    """Body of POST /v1/completions."""
 
     prompt: str | TokenIds | Annotated[list[str], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
@@ -167,7 +166,7 @@ class GenerateFields(SamplingFields):
 
 
 class TokensRequest(_Fields):
-    """POST /inference/v1/generate: token ids in, token ids out."""
+    """Body of POST /inference/v1/generate: token ids in, token ids out."""
 
     token_ids: TokenIds
     sampling_params: GenerateFields = GenerateFields()
@@ -176,7 +175,7 @@ class TokensRequest(_Fields):
 
 
 class TokenizeRequest(_Fields):
-    """POST /tokenize: a text, or a conversation up to where its next answer begins."""
+    """Body of POST /tokenize: a text, or a conversation up to where its next answer begins."""
 
     prompt: str | None = None
     messages: Messages | None = None
@@ -184,14 +183,14 @@ class TokenizeRequest(_Fields):
 
 
 class DetokenizeRequest(_Fields):
-    """POST /detokenize."""
+    """Body of POST /detokenize."""
 
     tokens: list[Annotated[int, Field(ge=0)]]
     model: str = ""
 
 
 def read_request(kind: type[Body], data: object) -> Body:
-    """A request from decoded JSON. Raises RequestRefused: names the first field that cannot be honoured."""
+    """Checks decoded JSON and returns it as a request. Raises RequestRefused, which names the first wrong field."""
     if not isinstance(data, dict):
         raise RequestRefused(f"the body must be a JSON object, got {type(data).__name__}")
     try:
@@ -212,7 +211,7 @@ def read_request(kind: type[Body], data: object) -> Body:
 
 
 def messages_of(request: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """The conversation to answer. Raises RequestRefused where its last message is the assistant's."""
+    """The conversation to answer. Raises RequestRefused if it has tool calls or ends with the assistant."""
     if request[-1].role == "assistant":
         raise RequestRefused("messages: the last one is the assistant's; an answer is not continued", "messages")
     for place, each in enumerate(request):

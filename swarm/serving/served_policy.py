@@ -1,4 +1,4 @@
-"""Puts an engine behind the HTTP interface, with the key that clients need."""
+"""Serving of an engine over the HTTP interface, and the key that clients need."""
 
 import logging
 import os
@@ -16,26 +16,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KEY_FILE: Final = "api.key"  # of a node's directory
+KEY_FILE: Final = "api.key"  # in a node's directory
 
 
 def serve(
     engine: Completer, tokenizer: Tokenizer, *, name: str, source: str, context_tokens: int, listen: str, key: str
 ) -> "tuple[HttpServer, str]":
-    """Serves an engine in a thread of its own.
+    """Starts to serve an engine in a new thread.
 
     Args:
-        engine: answers requests; it is not closed with the server.
-        name: of the model, as clients call it.
-        source: the initial model.
-        context_tokens: most of a prompt and its answer.
+        engine: engine that answers requests; not closed with the server.
+        tokenizer: tokenizer of the engine's model.
+        name: name of the model for clients.
+        source: source of the initial model.
+        context_tokens: most tokens of a prompt and its answer together.
         listen: host:port; port 0 takes a free one.
+        key: bearer token that clients must send.
 
     Returns:
         The server, to be stopped before the engine is closed, and the base address for clients.
 
     Raises:
-        ConfigError: nothing can listen there, or a package is missing.
+        ConfigError: `listen` is not an address where the server can listen, or a package is missing.
     """
     with needs_packages():
         from swarm.serving.openai_app import OpenAiApp, ServedModel
@@ -48,10 +50,10 @@ def serve(
 
 
 def start_server(app: Any, listen: str) -> "tuple[HttpServer, str]":
-    """Serves an ASGI application in a thread of its own; returns the server and its address.
+    """Starts to serve an ASGI application in a new thread; returns the server and its address.
 
     Raises:
-        ConfigError: nothing can listen there, or a package is missing.
+        ConfigError: `listen` is not an address where the server can listen, or a package is missing.
     """
     with needs_packages():
         from swarm.serving.http_server import HttpServer
@@ -64,7 +66,7 @@ def start_server(app: Any, listen: str) -> "tuple[HttpServer, str]":
 
 @contextmanager
 def needs_packages() -> Generator[None]:
-    """Turns a missing package into a ConfigError with the command that installs it."""
+    """Turns an ImportError in the block into a ConfigError with the command that installs the package."""
     try:
         yield
     except ImportError as error:
@@ -72,10 +74,11 @@ def needs_packages() -> Generator[None]:
 
 
 def read_or_make_key(directory: Path) -> str:
-    """The key in a node's directory, made at the first call; readable by its owner alone.
+    """The key in a node's directory; the first call makes it, in a file that only its owner can read.
 
     Raises:
-        ConfigError: the file is empty or cannot be read.
+        ConfigError: the file has fewer than 16 characters, or others than ASCII.
+        OSError: the file cannot be made or read.
     """
     path = directory / KEY_FILE
     try:

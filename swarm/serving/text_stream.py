@@ -1,7 +1,7 @@
-"""Text of a completion as its tokens come: whole characters, and nothing behind a stop string.
+"""Text of a completion as its tokens come: whole characters, and nothing from a stop string on.
 
-Invariant: the pieces joined are the text of the tokens so far, up to a stop string. A tail that may become a character
-or a stop string is held back.
+Invariant: the joined pieces are the text of the tokens so far, up to a stop string, but for a tail that is held back
+because it may become a character or a stop string.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from typing import Final
 from swarm.interfaces import Tokenizer
 
 _PARTIAL: Final = "\ufffd"  # an incomplete character decodes to it
-_MOST_HELD: Final = 16  # tokens without a whole character that are decoded again; bytes that are no text end there
+_MOST_HELD: Final = 16  # tokens that may wait for a whole character; then their bytes are shown as they decode
 
 
 class TextStream:
-    """Decodes token by token.
+    """Decoder of tokens into pieces of text.
 
     Example:
         stream = TextStream(tokenizer, stop=["END"])
@@ -32,7 +32,7 @@ class TextStream:
         self.stopped_by = ""  # the stop string that came
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that is new with these tokens; none of what comes after a stop string counts."""
+        """Reads tokens, up to the one that completes a stop string, and returns the new text that is safe to show."""
         for token in token_ids:
             if self.is_stopped:
                 break
@@ -43,7 +43,7 @@ class TextStream:
         return self._show(self._safe_end())
 
     def end(self) -> str:
-        """The text that was held back, where no more tokens come."""
+        """Ends the stream and returns the text that was held back."""
         if not self.is_stopped:
             self._decode(is_last=True)
             self._look_for_stop()
@@ -56,11 +56,11 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """Everything so far."""
+        """Text of the tokens decoded so far, up to a stop string; may include a tail that `feed` holds back."""
         return self._text
 
     def _decode(self, is_last: bool) -> None:
-        """Takes over the text of the held tokens; behind the one before them, as spaces depend on it."""
+        """Decodes the held tokens, unless they end in a part of a character, after the token that spaces depend on."""
         known = self._tokenizer.decode(self._held[: self._num_known])
         new = self._tokenizer.decode(self._held)[len(known) :]
         if new.endswith(_PARTIAL) and not is_last and len(self._held) < _MOST_HELD:
@@ -75,7 +75,7 @@ class TextStream:
             self._text = self._text[:at]
 
     def _safe_end(self) -> int:
-        """Characters that cannot be the beginning of a stop string."""
+        """Number of characters before a tail that may be the beginning of a stop string."""
         if self.is_stopped:
             return len(self._text)
         most = max((len(stop) for stop in self._stop), default=1) - 1

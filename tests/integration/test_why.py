@@ -87,7 +87,7 @@ async def test_the_command_that_it_prints_ends_the_ailment(tmp_path: Path) -> No
             lambda *_: False,
         ),
         ("reference_worth_nothing", "return 0.5", (), put_in_vain),
-        ("replay.max_age_s", "", ("replay.max_age_s=0.001",), put_in_vain),
+        ("replay.max_age_s", "", ("replay.max_age_s=1e-6",), put_in_vain),
     ],
 )
 async def test_an_ailment_of_a_real_training_is_named(

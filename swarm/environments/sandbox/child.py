@@ -1,11 +1,11 @@
 """The processes that score answers: `python -I -m swarm.environments.sandbox.child MEMORY_BYTES`.
 
-The first one imports what the environments need, reads no answer, and forks a scoring process for each socket that it
-is sent: a few milliseconds instead of the seconds that imports take, so killing one is cheap.
+The first process imports the libraries of the environments, reads no answer, and forks a scoring process for each
+socket that it receives: a few milliseconds instead of the seconds of the imports, so that killing a fork is cheap.
 
-Invariant: in a scoring process the loss of rights comes before the first answer, and only frames written here reach the
-parent: file descriptors 0, 1 and 2 are /dev/null. Every request gets exactly one reply that repeats its nonce; an
-exception of a verifier is a reply. The kernel ends the process whose answer takes more CPU time than it may.
+Invariant: a scoring process gives up its rights before it reads the first answer, and only frames written here reach
+the parent: file descriptors 0, 1 and 2 are /dev/null. A request gets one reply, which repeats its nonce, also if a
+verifier raises; but if an answer exceeds its CPU time or crashes the process, the process ends without a reply.
 """
 
 import gc
@@ -42,7 +42,7 @@ MAX_FRAME_BYTES: Final = 64 * 2**20
 COMMAND_BYTES: Final = 5  # one letter and a number: F, fork a scoring process with budget_s, or K, kill that process
 FORK, KILL = b"F", b"K"
 LEAST_SHARE_S: Final = 0.005  # CPU time of the first answers after a fork, which copy pages
-# for those who look for the reason of an OSError
+# for a reader of the message of an OSError
 FILES_HINT: Final = (
     "; while it plays, code of an environment opens no file but below params.path, writes none, starts no process and "
     "has no network: read what it needs in __init__, or name its file or folder in params.path"
@@ -51,7 +51,7 @@ _LOOK_AGAIN_S: Final = 0.0005  # least wait between two looks at the CPU time of
 
 
 def main() -> None:
-    """Reads the environments, then forks and kills scoring processes until end of file."""
+    """Builds the environments, then forks and kills scoring processes as the parent commands, until end of file."""
     in_force = limit_process(int(sys.argv[1]))
     control = _take_standard_streams()
     hello, environments, data_paths = _build(_read(control.fileno()))
@@ -59,7 +59,7 @@ def main() -> None:
     outside = file_outside(places)
     in_force["other_files_hidden"] = hide_files(places)
     gc.collect()
-    gc.freeze()  # the pages of what is imported stay shared
+    gc.freeze()  # the pages of imported modules stay shared
     _write(control.fileno(), json.dumps(hello).encode())
     while True:
         command, descriptors, *_ = socket.recv_fds(control, COMMAND_BYTES, 1)
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list[Path]]:
-    """Environments of the first frame, what to tell the parent of them, and the files that they go on reading."""
+    """Builds the environments of the first frame; returns reply, environments, and paths that they go on reading."""
     # Imported here: pydantic, numpy and the environments' libraries load under the limits.
     from swarm.config import EnvironmentConfig
     from swarm.environments.environment import ANSWER_CPU_S
@@ -113,18 +113,18 @@ def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list
 
 
 def _kill(pid: int) -> int:
-    """The signal that ended the process, 0 if none did."""
+    """Kills and reaps a process; returns the signal that ended it, 0 if it had exited by itself."""
     os.kill(pid, signal.SIGKILL)  # not reaped before: nobody else has the number
     _, status = os.waitpid(pid, 0)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
 def _serve(sink: int, scorer: "Scorer", in_force: dict[str, bool], places: list[Path], outside: str) -> Never:
-    """Tries what it must not be able to do, then answers one request after the other until end of file."""
+    """Confines this process and tests that, then answers one request after the other until end of file."""
     try:
         in_force["file_reads"] = leave_readable(places)
         in_force["system_calls"] = forbid_system_calls()
-        in_force |= refusals(outside)  # what the kernel accepted is not yet what it refuses
+        in_force |= refusals(outside)  # an accepted limit need not be an effective one
         _write(sink, scorer.encode({"limits": in_force, "cpu_s": time.process_time()}))
         while frame := _read(sink):
             _write(sink, scorer.answer(frame))
@@ -133,10 +133,10 @@ def _serve(sink: int, scorer: "Scorer", in_force: dict[str, bool], places: list[
 
 
 class Scorer:
-    """The environments of one scoring process."""
+    """Scorer of answers with the environments of one scoring process."""
 
     def __init__(self, environments: "Mapping[str, Environment]", answer_cpu_s: Mapping[str, float]) -> None:
-        """`answer_cpu_s`: name -> CPU seconds that one answer may take."""
+        """`answer_cpu_s`: name of each environment -> CPU seconds that one action may take."""
         self._environments = environments
         self._answer_cpu_s = answer_cpu_s
         self._live = LiveEpisodes()  # of this node: each request adds an action to one
@@ -174,7 +174,7 @@ class Scorer:
         least_s: float,
         first_s: float,
     ) -> dict[str, Any]:
-        """`share`: of the CPU time that all actions may take; below 1 it is `least_s` or more, `first_s` at most."""
+        """Replays the episodes; a `share` below 1 bounds their CPU time in all, between `least_s` and `first_s`."""
         environment = self._environments[env]
         try:
             task, reference = environment.task(task_id), environment.reference(task_id)
@@ -201,7 +201,7 @@ class Scorer:
 
 
 class _TaskFailed(Exception):
-    """The task cannot be built, whatever is answered to it."""
+    """The task cannot be built, whatever the answers are."""
 
 
 def _hint(error: BaseException | None) -> str:
@@ -209,10 +209,10 @@ def _hint(error: BaseException | None) -> str:
 
 
 def end_at(ends_s: float) -> None:
-    """This process ends once it has used so much CPU time in all, if Python runs then.
+    """Ends this process once it has used `ends_s` seconds of CPU time in all, as soon as Python code runs.
 
-    The kernel looks at CPU timers at its ticks, of 4 ms or more, at wall-clock timers at once: what hangs in C is ended
-    by the former, a few milliseconds later. `setitimer(ITIMER_REAL, 0)` calls it off.
+    This uses a wall-clock timer, since the kernel checks CPU timers only at its ticks, of 4 ms or more. Code that hangs
+    in C is ended by the CPU timer, a few milliseconds later. `setitimer(ITIMER_REAL, 0)` cancels the end.
     """
 
     def look(*_: object) -> None:
@@ -226,7 +226,7 @@ def end_at(ends_s: float) -> None:
 
 
 def _take_standard_streams() -> socket.socket:
-    """Standard input, which is a socket to the parent; nobody else writes to it."""
+    """Takes over standard input, a socket to the parent, and returns it; all standard streams become /dev/null."""
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -236,7 +236,7 @@ def _take_standard_streams() -> socket.socket:
 
 
 def _read(source: int) -> bytes:
-    """One frame: four bytes of length, then that many. Empty at end of file."""
+    """Reads a frame: four bytes of length, then its content; b"" at end of file. Exits if the frame is too long."""
     size = int.from_bytes(_read_exactly(source, 4))
     if size > MAX_FRAME_BYTES:
         raise SystemExit(3)

@@ -1,7 +1,8 @@
 """Takes rights away from the current process for good: resource limits, namespaces, seccomp, Landlock (Linux).
 
-Invariant: standard library only, and what is reported as in force was accepted by the kernel and cannot be undone. On
-another system than Linux the resource limits remain and the rest is reported as not in force.
+Invariant: this module imports the standard library only; a limit that it reports as in force was accepted by the kernel
+and cannot be undone. On systems other than Linux, only the resource limits are set, and all else is reported as not
+in force.
 """
 
 import ctypes
@@ -35,7 +36,7 @@ _MAX_OPEN_FILES = 64
 
 # Audit architecture, then system call numbers that are refused (asm/unistd_64.h, asm-generic/unistd.h):
 # starting processes and threads, networking, signalling or tracing others, changing files, objects that outlive a
-# process (System V, message queues, keys), watching files, mounting, and the ways around those. Opening a file for
+# process (System V, message queues, keys), watching files, mounting, and detours to these. Opening a file for
 # reading stays possible, opening one in any other mode is refused.
 _ARCHITECTURES: dict[str, tuple[int, dict[int, int], str]] = {
     "x86_64": (
@@ -69,13 +70,13 @@ _SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib
 
 
 def limit_process(memory_bytes: int) -> dict[str, bool]:
-    """Limits address space and files of the current process and those it forks; takes privileges and the network.
+    """Limits address space and files of this process and its forks, and takes away privileges and the network.
 
     Args:
         memory_bytes: largest address space.
 
     Returns:
-        For each limit whether it is in force.
+        Name of each limit -> True if it is in force.
     """
     in_force = {
         "memory": limit_memory(memory_bytes),
@@ -98,19 +99,19 @@ def limit_process(memory_bytes: int) -> dict[str, bool]:
 
 
 def limit_memory(memory_bytes: int) -> bool:
-    """Limits the address space of the current process and those it forks; False where the system does not (macOS)."""
+    """Limits the address space of this process and its forks; returns False if the system does not (macOS)."""
     return _limit(resource.RLIMIT_AS, memory_bytes)
 
 
 def limit_scoring(cpu_s: int, parent: int) -> dict[str, bool]:
-    """Limits what a fork of a limited process may do further: CPU, no processes; it ends with its parent.
+    """Limits a fork of a limited process further: its CPU time, no new processes, and its end with its parent.
 
     Args:
         cpu_s: CPU seconds after which the kernel kills this process.
-        parent: process that forked it.
+        parent: id of the process that forked this one; if that has ended, this one exits.
 
     Returns:
-        For each limit whether it is in force.
+        Name of each limit -> True if it is in force.
     """
     is_linux = sys.platform == "linux"
     dies = is_linux and _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a fork does not inherit it
@@ -125,10 +126,10 @@ def limit_scoring(cpu_s: int, parent: int) -> dict[str, bool]:
 
 
 def forbid_system_calls() -> bool:
-    """From now on: no new process or thread, no socket, no signal to others, no change to any file.
+    """Forbids, from now on, new processes and threads, sockets, signals to others, and changes to any file.
 
     Returns:
-        Whether the kernel took the filter; it cannot be removed. Needs no-new-privileges.
+        True if the kernel accepted the filter, which cannot be removed. Needs no-new-privileges.
     """
     program = _program()
     if not program:
@@ -139,7 +140,7 @@ def forbid_system_calls() -> bool:
 
 
 def python_places() -> list[Path]:
-    """Places of this interpreter's modules and shared libraries, and this package."""
+    """Paths of this interpreter's modules, of this package, and of shared libraries."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = Path(__file__).parents[2]
     libraries = (Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib")
@@ -147,12 +148,12 @@ def python_places() -> list[Path]:
 
 
 def hide_files(places: Iterable[Path]) -> bool:
-    """From now on only `places` exist for this process and those it forks: nothing else can be opened, found, watched.
+    """Hides all files but `places` from this process and its forks: they cannot open, find or watch any other file.
 
-    A root of its own, made of bind mounts. What is open stays open, and the working directory becomes the root.
+    The process gets its own root, made of bind mounts, which becomes its working directory. Open files stay open.
 
     Returns:
-        Whether that is so: False on another system, or where mounts are not allowed in a namespace.
+        True if the files are hidden; False on another system, or if mounts are not allowed in a namespace.
     """
     number = _PIVOT_ROOT.get(platform.machine()) if sys.platform == "linux" else None
     root = next((point for point in _MOUNT_POINTS if Path(point).is_dir()), None)
@@ -178,12 +179,12 @@ def hide_files(places: Iterable[Path]) -> bool:
 
 
 def leave_readable(places: Iterable[Path]) -> bool:
-    """From now on files can be opened for reading at and below `places` only, and for nothing else anywhere.
+    """Allows, from now on, files to be opened for reading only, and only at or below `places`.
 
-    What is open stays open. Needs no-new-privileges.
+    Open files stay open. Needs no-new-privileges.
 
     Returns:
-        Whether the kernel enforces it for the whole process: False on another system, without Landlock, or when
+        True if the kernel enforces this for the whole process; False on another system, without Landlock, or if
         the process has other threads, which would keep their rights.
     """
     if sys.platform != "linux" or _num_threads() != 1:
@@ -203,7 +204,7 @@ def leave_readable(places: Iterable[Path]) -> bool:
 
 @cache
 def _program() -> bytes:
-    """The filter of this machine; empty where there is none."""
+    """The seccomp filter for this machine; b"" if there is none."""
     known = _ARCHITECTURES.get(platform.machine()) if sys.platform == "linux" else None
     return b"" if known is None else _filter(*known)
 
@@ -247,7 +248,7 @@ def _num_threads() -> int:
 
 
 def _keep_ids(user: int, group: int) -> None:
-    """Gives the ids of before their names in the new namespace: without, this process could make no file at all."""
+    """Maps the former user and group ids into the new namespace; else this process could not create any file."""
     with suppress(OSError):
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
@@ -263,7 +264,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int) -> boo
 
 
 def _bind(descriptor: int, target: Path) -> bool:
-    """Mounts an open place below the new root; one that is inside of another is there already."""
+    """Mounts an opened place below the new root; one inside of a mounted place needs no mount. False if refused."""
     if target.exists():
         return True
     source = f"/proc/self/fd/{descriptor}"
@@ -276,7 +277,7 @@ def _bind(descriptor: int, target: Path) -> bool:
 
 
 def _allow(ruleset: int, place: Path) -> bool:
-    """Adds one place; one that does not exist needs no rule."""
+    """Adds a rule for one place; a place that does not exist needs none. False if the kernel refuses."""
     try:
         descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -290,7 +291,7 @@ def _allow(ruleset: int, place: Path) -> bool:
 
 
 def _call(number: int, *arguments: bytes | int | None) -> int:
-    """A system call; negative when the kernel refused it."""
+    """Makes a system call and returns its result, negative if the kernel refused it."""
     libc = _libc()
     libc.syscall.restype = ctypes.c_long
     words = [ctypes.c_long(a) if isinstance(a, int) else ctypes.c_char_p(a) for a in arguments]

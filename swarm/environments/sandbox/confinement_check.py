@@ -1,7 +1,7 @@
-"""Tests from inside that a scoring process is confined; refuses answers of other machines where it is not.
+"""Tests from inside that a scoring process is confined; refuses answers of other machines if it is not.
 
-Invariant: a limit counts as in force only where a process that has it tried to get past it and was refused. What runs
-in that process is standard library only.
+Invariant: a limit counts as in force only if a process under that limit tried to break it and was refused. The
+code that tries it uses the standard library only.
 """
 
 import os
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from swarm.config import NodeConfig
 
 TESTED: Final = ("network", "files", "processes")
-"""Limits without which no answer of another machine reaches code that is not closed."""
+"""Limits that must be in force before an answer of another machine may reach code that is not closed (`_CLOSED`)."""
 # Kinds that judge an answer by code of this package alone, which compares it or reads it by a grammar of its own. The
-# others hand it to code of a user or a library, or carry out what it says.
+# others pass it to code of a user or a library, or execute it.
 _CLOSED: Final = frozenset(
     {"char", "jsonl", "calculator", "look_up", "grid_world", "apps", "dialogue", "nim", "notes"}
 )  # `retry` is as its inner environment is
@@ -34,7 +34,7 @@ _OUTSIDE: Final = (sys.executable, "/etc/passwd", "/etc/hosts")
 
 
 def file_outside(places: Iterable[Path]) -> str:
-    """A file that can be read now and lies below none of `places`; empty where there is none."""
+    """Path of a file that can be read now and lies below none of `places`; "" if there is none."""
     roots = {place.resolve() for place in places}
     for path in map(Path, _OUTSIDE):
         if not roots.intersection({path.resolve(), *path.resolve().parents}) and not _is_refused(path.open):
@@ -46,10 +46,10 @@ def refusals(outside: str) -> dict[str, bool]:
     """Tries to open a socket and a file, and to start a process.
 
     Args:
-        outside: file that could be read before the limits (`file_outside`); empty: reading is taken for possible.
+        outside: file that could be read before the limits (`file_outside`); "": reading counts as not refused.
 
     Returns:
-        For each of TESTED, whether the system refused it.
+        Name of each of TESTED -> True if the system refused every attempt.
     """
     families = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
     return {
@@ -82,11 +82,11 @@ def missing_limits(limits: Mapping[str, bool]) -> list[str]:
 
 
 def refusal(config: "NodeConfig", limits: Mapping[str, bool]) -> str:
-    """The reason why a node must not score answers of other machines here; empty where it may.
+    """Reason why a node must not score answers of other machines here; "" if it may.
 
     Args:
-        config: of the node.
-        limits: of its scoring processes, by name.
+        config: configuration of the node.
+        limits: name of each limit of its scoring processes -> True if it is in force.
     """
     exposed, missing = exposed_environments(config), missing_limits(limits)
     if not exposed or not missing or config.is_on_one_machine:
@@ -108,19 +108,19 @@ def exposed_environments(config: "NodeConfig") -> list[str]:
 async def require_confinement(
     config: "NodeConfig", limits_in_force: Callable[[], Awaitable[Mapping[str, bool]]]
 ) -> bool:
-    """Starts a scoring process where answers of others reach code that is not closed, and none elsewhere.
+    """Starts a scoring process and checks its confinement, if answers of others may reach code that is not closed.
 
     Args:
-        config: of the node.
-        limits_in_force: starts one, and tells which limits it has (`SandboxVerifier.limits_in_force`).
+        config: configuration of the node.
+        limits_in_force: starts a scoring process and returns its limits (`SandboxVerifier.limits_in_force`).
 
     Returns:
-        False where it is not confined, so that nodes of this machine alone may be dialled.
+        False if the process is not confined, so that only nodes of this machine may be dialled; else True.
 
     Raises:
-        ConfigError: it is not confined, and the node knows addresses beyond this machine; names environments, limits
-            and fix.
-        RolloutFailed: it does not start.
+        ConfigError: the process is not confined, and the node knows addresses beyond this machine; the message names
+            environments, limits and the fix.
+        RolloutFailed: the process does not start.
     """
     if not exposed_environments(config):
         return True

@@ -1,6 +1,6 @@
-"""Scoring processes as the node holds them: forked on demand, asked over a socket, killed where they misbehave.
+"""Scoring processes, as the node sees them: forked on demand, asked over a socket, killed if they misbehave.
 
-Invariant: nothing of an answer is interpreted in this process; what comes back is bounded and parsed as JSON, and a
+Invariant: nothing of an answer is interpreted in the node's own process; a reply is bounded and parsed as JSON, and a
 scoring process that misbehaves is killed, never waited for.
 """
 
@@ -27,7 +27,7 @@ from swarm.interfaces import EnvironmentShape
 logger = logging.getLogger(__name__)
 
 NUM_SPARE: Final = 4  # of 2.5 MB each
-PROCESS_CPU_S: Final = 20.0  # of one process before another takes its place: what answers leave behind goes with it
+PROCESS_CPU_S: Final = 20.0  # of one process before it is replaced, with all that answers left in it
 MAX_REPLY_BYTES: Final = 16 * 2**20
 START_HANG_S: Final = 600.0  # imports: 3 s beside four busy processes; no answer is involved
 # The child sees nothing of our environment. One thread: a thread pool would count against its limits.
@@ -49,9 +49,9 @@ class ScoringProcess:
 
 @dataclass(eq=False, repr=False)
 class ScoringProcesses:
-    """Makes and ends the scoring processes of a node: forks of one that has everything imported.
+    """Starts and ends the scoring processes of a node, all forks of one process that has everything imported.
 
-    That one reads no answer. It is started when first needed, and again if it should die.
+    The forking process reads no answer. It is started when first needed, and again if it died.
     """
 
     _configs: tuple[EnvironmentConfig, ...]  # every environment that may be scored
@@ -67,7 +67,7 @@ class ScoringProcesses:
         self._num_parents = 0
 
     async def start(self) -> ScoringProcess:
-        """A new scoring process. Raises ConfigError, and RolloutFailed when none can be made."""
+        """Starts a process. Raises ConfigError if environments cannot be built, RolloutFailed if no process starts."""
         ours, theirs = socket.socketpair()
         try:
             # shielded: a command cut in two would end the processes of everybody
@@ -95,18 +95,18 @@ class ScoringProcesses:
         return process
 
     async def end(self, process: ScoringProcess) -> int:
-        """Kills a process; the signal that had ended it before, 0 if it was killed now or that cannot be known."""
+        """Kills a process; returns the signal that had ended it before, 0 if there was none or it is unknown."""
         process.writer.close()
         return await asyncio.shield(self._kill(process.pid, self._num_parents))
 
     async def close(self) -> None:
-        """Ends all of them; a later `start` begins anew."""
+        """Ends all processes, the forking one included; a later `start` starts it again."""
         async with self._turn:
             await self._stop()
 
     @property
     def is_running(self) -> bool:
-        """True if a `start` needs no imports."""
+        """True if the forking process was started and not ended from here."""
         return self._control is not None
 
     async def _fork(self, theirs: socket.socket) -> int:
@@ -117,7 +117,7 @@ class ScoringProcesses:
     async def _kill(self, pid: int, parent: int) -> int:
         async with self._turn:
             if self._control is None or parent != self._num_parents:
-                return 0  # went with the one that forked it
+                return 0  # it ended with the process that forked it
             try:
                 status = int((await self._command(KILL, pid))["status"])
             except RolloutFailed:
@@ -128,7 +128,7 @@ class ScoringProcesses:
         return math.ceil(PROCESS_CPU_S + self._limits.timeout_s + 1)  # replaced before the kernel would kill it
 
     async def _command(self, letter: bytes, number: int, passed: socket.socket | None = None) -> dict[str, Any]:
-        """One command to the process that forks, and its reply."""
+        """Sends a command to the forking process, started if needed, and returns its reply. Raises as `start`."""
         try:
             control = await self._running()
             async with asyncio.timeout(START_HANG_S):
@@ -191,12 +191,12 @@ class ScoringProcesses:
 
 
 class SpareProcesses:
-    """Pre-forked scoring processes, at most NUM_SPARE and none before the first `take`, and asynchronous shutdown.
+    """Pre-forked scoring processes, at most NUM_SPARE and none before the first `take`; ends any in the background.
 
     Example:
         process = spares.take() or await processes.start()
         ...
-        spares.end(process)  # it is not waited for
+        spares.end(process)  # returns at once
     """
 
     def __init__(self, processes: ScoringProcesses) -> None:
@@ -221,12 +221,12 @@ class SpareProcesses:
         return taken
 
     def end(self, process: ScoringProcess) -> None:
-        """Shuts a process down in the background; its result is not needed."""
+        """Ends a process in the background."""
         process.writer.close()  # at once: `close` may cancel the task before it begins
         self._begin(self._processes.end(process))
 
     async def close(self) -> None:
-        """Ends those that wait."""
+        """Ends the spare processes, and cancels the work in the background."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -241,7 +241,7 @@ class SpareProcesses:
                 self._waiting.append(await self._processes.start())
                 self.num_started += 1
         except (RolloutFailed, ConfigError):
-            logger.debug("no spare scoring process could be started", exc_info=True)  # whoever needs one says so
+            logger.debug("no spare scoring process could be started", exc_info=True)  # a `start` that needs one raises
         finally:
             self._is_filling = False
 
@@ -256,7 +256,7 @@ def _how(error: Exception) -> str:
 
 
 async def read_reply(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """One reply of a scoring process. Raises EOFError, OSError and ValueError; it may be hostile."""
+    """Reads a possibly hostile reply. Raises EOFError, OSError, ValueError, and RecursionError for deep nesting."""
     size = int.from_bytes(await reader.readexactly(4))
     if size > MAX_REPLY_BYTES:
         raise ValueError(f"reply of {size} bytes exceeds {MAX_REPLY_BYTES}")

@@ -1,9 +1,9 @@
-"""Turns in which answers of peers are scored: who used least time lately goes first, and what takes long goes aside.
+"""Turns for scoring the answers of peers: the account that used the least time lately goes first.
 
-What counts is who signed the answers, and where that key proved itself; who passed them on counts only for keys of whom
-neither is known. Invariant: known producers, newcomers and slow answers have one place each for certain, and newcomers
-and slow answers never hold all places together. Nobody holds two places of one kind. Of the known ones those who are
-established go first, and the others have one turn of SHARE for certain: one admitted group makes a free key known.
+Time counts against the key that signed the answers and against its origin; the peer that passed them on is the origin
+only of a key whose own origin is unknown. Invariant: known producers, newcomers and slow answers all get turns, and
+newcomers and slow answers never hold all places together. No account holds two places of a lane. Among known producers
+the established ones go first, but every SHARE-th turn goes to the others: one admitted group makes a free key known.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ SLOW_FOR_S: Final = 60.0  # after an answer that took too long
 
 
 class Lane(IntEnum):
-    """Kinds of places, in the order in which they are filled."""
+    """Kind of place. Lanes that hold no place are served first, in this order."""
 
     KNOWN = 0
     NEW = 1
-    SLOW = 2  # answers that took longer than a first try may, and those of who sent such before
+    SLOW = 2  # answers that exceeded a first try, and later ones of the same producer
 
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    account: str  # what a newcomer uses counts against its origin: keys are free
+    account: str  # a newcomer's time counts against its origin: keys are free
     producer: str
     lane: Lane
     place: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class ScoringTurns:
-    """The places of one verifier, and who has them next. Single event loop, no threads.
+    """Queue of producers for the places of one verifier. Single event loop, no threads.
 
     Example:
         turns = ScoringTurns(loop.time)
@@ -59,40 +59,40 @@ class ScoringTurns:
         self._num_first = 0  # turns of established ones, one after the other
 
     def lane_of(self, producer: Producer, env: str) -> Lane:
-        """Lane in which a producer's answers are tried first; slow ones in one environment say nothing of another."""
+        """Lane in which a producer's answers are tried first; slow answers in other environments have no effect."""
         keys = [(key, env) for key in _blamed(producer)]
         if any(self._now_s() - self._overran_s.get(key, -SLOW_FOR_S) < SLOW_FOR_S for key in keys):
             return Lane.SLOW
         return Lane.KNOWN if producer.is_known else Lane.NEW
 
     def of(self, producer: Producer, lane: Lane) -> "_Place":
-        """A context that waits for a place and holds it."""
+        """Asynchronous context manager that waits for a place of the lane, then holds it."""
         account = _slow_account_of(producer) if lane is Lane.SLOW else account_of(producer)
         return _Place(self, account, producer.node_id, lane)
 
     def is_unused(self, producer: Producer) -> bool:
-        """True if nothing was scored lately for a producer that is not known, nor for where it comes from."""
+        """True for an unknown producer if neither its key nor its account used any time lately."""
         now_s = self._now_s()
         keys = (account_of(producer), producer.node_id)
         return not producer.is_known and not any(self._used_s.of(key, now_s) for key in keys)
 
     def is_crowded(self, lane: Lane) -> bool:
-        """True if somebody waits for a place of that kind."""
+        """True if anybody waits for a place of the lane."""
         return bool(self._waiting[lane])
 
     def charge(self, producer: Producer, seconds: float, *, is_slow: bool = False) -> None:
-        """Counts the time that a process spent on a producer's answers; `is_slow`: among the slow ones."""
+        """Charges a producer's key and account with the time of a process; if `is_slow`, its slow account, too."""
         keys = {account_of(producer), producer.node_id}
         for key in keys | {_slow_account_of(producer)} if is_slow else keys:
             self._used_s.add(key, seconds, self._now_s())
 
     def note_overrun(self, producer: Producer, env: str) -> None:
-        """Answers of a producer took longer than a first try may: the next ones there go aside at once."""
+        """Notes that a producer's answers exceeded a first try: for SLOW_FOR_S, those in `env` go to the slow lane."""
         for key in _blamed(producer):
             self._overran_s[key, env] = self._now_s()
 
     async def enter(self, account: str, producer: str, lane: Lane) -> None:
-        """Waits for a place; every place that was given is left again by `leave`."""
+        """Waits for a place, which the caller has to give back with `leave`."""
         if not self._num_waiting and self._has_room(lane) and account not in self._holding[lane]:
             self._holding[lane].add(account)
             return
@@ -103,12 +103,12 @@ class ScoringTurns:
         try:
             await waiter.place
         except asyncio.CancelledError:
-            if not self._remove(waiter):  # its turn had come
+            if not self._remove(waiter):  # it had its place already
                 self.leave(account, lane)
             raise
 
     def leave(self, account: str, lane: Lane) -> None:
-        """Gives a place back, to who is next."""
+        """Gives a place back, and grants it to the next waiter."""
         self._holding[lane].discard(account)
         self._grant()
 
@@ -139,7 +139,7 @@ class ScoringTurns:
             waiter.place.set_result(None)
 
     def _next(self) -> _Waiter | None:
-        """The next waiter: first of a lane that holds no place, then of the other lanes, known producers last."""
+        """Next waiter with room, or None: from lanes that hold no place, then from the others, the known one last."""
         lanes = [lane for lane in Lane if self._waiting[lane] and self._has_room(lane)]
         for lane in sorted(lanes, key=lambda lane: bool(self._holding[lane]) * (1 + (lane is Lane.KNOWN))):
             waiter = self._next_in(lane)
@@ -148,9 +148,10 @@ class ScoringTurns:
         return None
 
     def _next_in(self, lane: Lane) -> _Waiter | None:
-        """Of the account that used least lately and holds no place, the producer that did; of equals who came first.
+        """Next waiter of a lane, or None, from the account without a place there that used the least time lately.
 
-        Accounts of established ones go before, but for one turn of SHARE.
+        Within the account, the producer that used the least is next; equals come in order of arrival. Established
+        accounts come first, but last in every SHARE-th turn.
         """
         now_s, used_s, holding = self._now_s(), self._used_s, self._holding[lane]
         accounts = [account for account in self._waiting[lane] if account not in holding]
@@ -170,21 +171,22 @@ class ScoringTurns:
 
 
 def _blamed(producer: Producer) -> set[str]:
-    """Keys that are scored aside after slow answers: the producer, and its origin while the producer is unknown.
+    """Keys whose next answers go to the slow lane: the producer's, and its account's while the producer is unknown.
 
-    Never a neighbour that passed the answers on: it passes on those of others, too."""
+    A neighbour that passed the answers on is never among them, since it passes on those of others, too.
+    """
     is_alone = producer.is_known or producer.is_relayed
     return {producer.node_id} if is_alone else {account_of(producer), producer.node_id}
 
 
 def _slow_account_of(producer: Producer) -> str:
-    """Among slow answers where a key comes from counts, known or not: one admitted group makes a free key known."""
+    """Slow account of a producer: its origin, known or not, since one admitted group makes a free key known."""
     return f"slow from {producer.origin or producer.node_id}"
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A place for the time of a `with`."""
+    """Asynchronous context manager that waits for a place and holds it."""
 
     turns: ScoringTurns
     account: str

@@ -1,8 +1,8 @@
 """CPU seconds that groups of other nodes take before they are admitted, by party and minute.
 
-Invariant: what one account takes stays within its seconds of a minute, whatever the number of keys behind it; the last
-SHARE of them is for keys that themselves took hardly anything, so that those who share a subnet or a neighbour with
-somebody who takes all are still tried.
+Invariant: an account that has used its seconds of a minute gets no more, however many keys are behind it. One part in
+SHARE of these seconds is kept for first tries of keys that have hardly used any, so that a key is still tried if
+another one of its subnet or neighbour uses up all the rest.
 """
 
 import math
@@ -17,7 +17,7 @@ from swarm.trust_policy import KEY_TRIES_S, SHARE
 HALF_LIFE_S: Final = 30.0  # of the time that counts as used
 MAX_ACCOUNTS: Final = 4096
 ESTABLISHED: Final = "established: "
-_PER_MINUTE: Final = HALF_LIFE_S / math.log(2) / 60  # of what is used evenly over minutes, the sum that counts
+_PER_MINUTE: Final = HALF_LIFE_S / math.log(2) / 60  # decaying sum over the seconds of a minute, at steady use
 
 
 class Allowance(IntEnum):
@@ -29,7 +29,7 @@ class Allowance(IntEnum):
 
 
 class TimeAccounts:
-    """The seconds of every account. Single event loop, no threads.
+    """CPU seconds that every account has used lately. Single event loop, no threads.
 
     Example:
         accounts = TimeAccounts(loop.time, most_s_per_minute=15.0)
@@ -39,12 +39,12 @@ class TimeAccounts:
     """
 
     def __init__(self, now_s: Callable[[], float] = lambda: 0.0, most_s_per_minute: float = math.inf) -> None:
-        """`most_s_per_minute`: that the groups of one account may take; they may take it at once, too."""
+        """`most_s_per_minute`: CPU seconds that the groups of one account may take, also all at once."""
         self._now_s = now_s
         self._most_s = most_s_per_minute * _PER_MINUTE
         self._spent_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)
         self._first_tries_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)  # by account, too
-        self._of_key_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)  # apart: free keys push out one another alone
+        self._of_key_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)  # own table: free keys push out only each other
 
     def allowance(self, producer: Producer) -> Allowance:
         """Allowance of a producer's next group."""
@@ -58,7 +58,7 @@ class TimeAccounts:
         return Allowance.FIRST_TRY if has_tries and is_first else Allowance.NOTHING
 
     def spend(self, producer: Producer, seconds: float, allowance: Allowance) -> None:
-        """Counts seconds that a group took of what it was allowed."""
+        """Charges a producer's account and key with the CPU seconds of a group that was allowed `allowance`."""
         if math.isinf(self._most_s):
             return
         now_s = self._now_s()
@@ -68,8 +68,7 @@ class TimeAccounts:
 
 
 def account_of(producer: Producer) -> str:
-    """Whom time counts against: where a key comes from, of known ones apart from others. A known key of whom that is
-    not known answers for itself: who passes its answers on may pass on others, too."""
+    """Account of a producer's time: its origin, kept separate for known producers; its key if known but relayed."""
     if producer.is_known:
         origin = producer.node_id if producer.is_relayed else producer.origin or producer.node_id
         return f"{ESTABLISHED if producer.is_established else 'known from '}{origin}"

@@ -1,8 +1,8 @@
 """Sandboxed verifier: scores answers in confined processes, so that no answer can run code on the node.
 
-Invariant: own answers and those of peers never share a process, nor wait for one another; an answer that breaks its
-process, or takes too long, costs its own producer's turn the replacement; and answers of peers that take long are
-scored apart from the others.
+Invariant: own answers and those of peers never share a process, nor wait for one another. If a peer's answer breaks its
+process or takes too long, the time to replace the process counts against its producer. Slow answers of peers are scored
+in a separate process.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ from swarm.types import Task
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES: Final = 16 * 2**20
-# CPU seconds of a minute that reading and replaying the groups of one party may take: a quarter of a core. What is
-# beyond is refused uncharged.
+# CPU seconds of a minute that reading and replaying the groups of one party may take: a quarter of a core. Groups
+# beyond that are refused, and not charged.
 REPLAY_S_PER_MINUTE: Final = 15.0
 # Of the CPU time that all answers of a request may take (8 ms for 8 answers of 50 ms): a first try. Honest answers
 # take a tenth of a millisecond to a few; beyond it the whole request is scored again among the slow ones.
@@ -54,23 +54,24 @@ SLOW_NICE: Final = 5  # of the process of slow answers: a third of the CPU where
 
 
 class TookLong(RolloutFailed):
-    """A first try of answers used up its share of the time."""
+    """A first try at scoring answers exceeded its share of the time."""
 
 
 class TaskFailed(RolloutFailed):
-    """A task that cannot be built here, whatever its answers are."""
+    """The task cannot be built on this node, whatever the answers are."""
 
 
 class SandboxVerifier:
     """An `interfaces.Verifier` over confined, long-lived processes, started when first needed.
 
-    One scores the answers of this node, others those of peers (`ScoringTurns` says whose), one of these what took too
-    long in a first try. A process is replaced when it used PROCESS_CPU_S of CPU, and killed when one answer takes more
-    CPU than its environment allows, or a request longer than `limits.timeout_s`.
+    One process scores the answers of this node, others play its episodes, and others score the answers of peers in the
+    order of `ScoringTurns`, one of them those that exceeded a first try. A process is replaced once it used
+    PROCESS_CPU_S of CPU, and killed when one answer takes more CPU time than its environment allows, or a request more
+    time than `limits.timeout_s`.
     """
 
     def __init__(self, configs: tuple[EnvironmentConfig, ...], limits: SandboxConfig) -> None:
-        """`configs`: every environment that may be scored; all of them are built before the first answer."""
+        """Takes the environments that may be scored; all are built before the first answer is scored."""
         self._names = frozenset(config.name for config in configs)
         self._limits = limits
         self._processes = ScoringProcesses(configs, limits)
@@ -78,7 +79,7 @@ class SandboxVerifier:
         self._own_turn = asyncio.Lock()
         self._own: list[ScoringProcess] = []  # at most one; empty while it is busy
         self._turns = ScoringTurns(lambda: asyncio.get_running_loop().time())
-        # of each party; admission counts what it reads of texts in them, too
+        # by party; admission charges the time of reading texts to them, too
         self.accounts = TimeAccounts(lambda: asyncio.get_running_loop().time(), REPLAY_S_PER_MINUTE)
         self._external: list[ScoringProcess] = []  # those that wait for a request
         self._slow: list[ScoringProcess] = []  # at most one; empty while it is busy
@@ -90,27 +91,28 @@ class SandboxVerifier:
         self._spares = SpareProcesses(self._processes)  # in place of those that a first try costs
         self.num_started = 0  # scoring processes
         self.num_replaced = 0  # of them in the place of one that was ended
-        self.own_s = 0.0  # that scoring of own answers took, one group at a time
+        self.own_s = 0.0  # time spent on scoring own answers, one group at a time
 
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
     ) -> Verdict:
-        """As `swarm.interfaces.Verifier.verify`.
+        """Rebuilds the task and replays each episode, as `swarm.interfaces.Verifier.verify`.
 
         Raises:
-            TooLarge: the actions together are beyond MAX_REQUEST_BYTES; nothing was sent.
-            OverBudget: the producer's actions have taken all the time that they may for now.
+            LookupError, RolloutFailed: as there; LookupError also if a peer's task cannot be built.
+            TooLarge: the request exceeds MAX_REQUEST_BYTES; nothing was sent.
+            OverBudget: the groups of the producer's account have taken all the time that they may for now.
             ConfigError: the environments cannot be built.
         """
-        if producer is None:  # each is played: that equal answers have different rewards, its owner wants to know
+        if producer is None:  # each is played: the owner wants to know if equal answers get different rewards
             async with self._own_turn:
                 began_s = time.monotonic()
                 reply = await self._ask_one_of(self._own, self._request(env, task_id, episodes))
                 self.own_s += time.monotonic() - began_s
         else:
-            distinct = list(dict.fromkeys(episodes))  # of a model that is sure of its answer few are
+            distinct = list(dict.fromkeys(episodes))  # a model that is sure of its answer gives few
             reply = await self._score_external(self._request(env, task_id, distinct), producer)
-            if isinstance(reply, TaskFailed):  # nobody else's fault, as one that does not exist
+            if isinstance(reply, TaskFailed):  # not the producer's fault, as with a task that does not exist
                 raise LookupError(str(reply))
             if isinstance(reply, Verdict) and len(distinct) < len(episodes):
                 outcome_of = dict(zip(distinct, reply.outcomes, strict=True))
@@ -120,10 +122,10 @@ class SandboxVerifier:
         raise reply
 
     async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
-        """An episode of this node after its newest action, the last of `actions`. Raises as `verify`.
+        """Outcome so far of an episode of this node, given all its actions, the newest last. Raises as `verify`.
 
-        A process keeps the episodes that it played, so that a step costs one step, not a replay. Where steps take long
-        several processes play.
+        A process keeps the episodes that it played, so that a new action costs one step instead of a replay. Once a
+        step took longer than SLOW_STEP_S, several processes play.
         """
         request = replace(self._request(env, task_id, [actions], is_live=True), action=len(actions))
         async with self._play_places:
@@ -154,7 +156,7 @@ class SandboxVerifier:
         return _Request(env, task_id, len(episodes), body)
 
     async def limits_in_force(self) -> dict[str, bool]:
-        """Name of each limit -> whether the kernel enforces it, as the process of own answers found. Starts it."""
+        """Name of each limit -> True if it is in force for own answers. Starts their process; raises as `verify`."""
         async with self._own_turn:
             if not self._own:
                 self._own.append(await self._start(self._own))
@@ -167,7 +169,7 @@ class SandboxVerifier:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the processes; a later request would start others."""
+        """Ends the processes; a later request starts new ones."""
         pools = (self._own, self._external, self._slow, self._playing)
         idle = [process for pool in pools for process in pool]
         for pool in pools:
@@ -178,7 +180,7 @@ class SandboxVerifier:
         await self._processes.close()
 
     async def _score_external(self, request: "_Request", producer: Producer) -> Verdict | Exception:
-        """The verdict on answers of a peer, or what is to be raised: after a short first try among the slow ones."""
+        """Verdict on a peer's answers, or the error to raise; slow answers get a second try. Raises OverBudget."""
         is_all = self.accounts.allowance(producer) is Allowance.ALL
         lane = self._turns.lane_of(producer, request.env)
         if not is_all and lane is Lane.SLOW:  # a try of FIRST_TRY_S delays nobody
@@ -187,7 +189,7 @@ class SandboxVerifier:
             first: Verdict | Exception | None = None
             while first is None:
                 async with self._turn(producer, lane) as allowance:
-                    # where others wait that nobody knows either, many may have come at one moment
+                    # if other unknown producers wait, too, many may have come at one moment
                     is_crowded = self._turns.is_unused(producer) and self._turns.is_crowded(lane)
                     is_last = allowance is Allowance.FIRST_TRY
                     least_s = FIRST_TRY_S if is_last else PROBE_S if is_crowded else LEAST_SHARE_S
@@ -197,7 +199,7 @@ class SandboxVerifier:
                 if isinstance(first, TookLong) and is_last:
                     return self._over_budget()
                 if isinstance(first, TookLong) and is_crowded:
-                    first = None  # it comes again after those of whom nothing was tried
+                    first = None  # its next turn comes after those of producers without a try
             if not isinstance(first, TookLong):
                 return first
             self._turns.note_overrun(producer, request.env)
@@ -208,10 +210,10 @@ class SandboxVerifier:
 
     @asynccontextmanager
     async def _turn(self, producer: Producer, lane: Lane) -> AsyncGenerator[Allowance]:
-        """A place for a producer's answers. Raises OverBudget, without waiting where that is known already."""
+        """Holds a place for a producer's answers; yields its allowance. Raises OverBudget before or after waiting."""
         self._allowance(producer)
         async with self._turns.of(producer, lane):
-            yield self._allowance(producer)  # again: others of its account were scored meanwhile
+            yield self._allowance(producer)  # again: others of its account may have been scored
 
     def _allowance(self, producer: Producer) -> Allowance:
         allowance = self.accounts.allowance(producer)
@@ -225,7 +227,7 @@ class SandboxVerifier:
     async def _ask_one_of(
         self, idle: list[ScoringProcess], request: "_Request", producer: Producer | None = None
     ) -> Verdict | Exception:
-        """The verdict of a process that waits, or of a new one; what was ended is replaced before the turn is over."""
+        """The verdict, or the error to raise, of an idle or new process; one that ends is replaced in the same turn."""
         process = await self._waiting(idle) or await self._replacement(idle)
         began_s = asyncio.get_running_loop().time()
         try:
@@ -259,7 +261,7 @@ class SandboxVerifier:
         except BaseException:  # cancelled: the reply that is on its way would be taken for the next one's
             await self._processes.end(process)
             raise
-        if not self._processes.is_running:  # closed meanwhile
+        if not self._processes.is_running:  # `close` was called
             return result
         try:
             idle.append(await self._replacement(idle))
@@ -269,7 +271,7 @@ class SandboxVerifier:
         return result
 
     async def _waiting(self, idle: list[ScoringProcess]) -> ScoringProcess | None:
-        """A process that waits and has not been killed by somebody else."""
+        """An idle process that is still alive; None if there is none."""
         while idle:
             process = idle.pop()
             if not process.reader.at_eof():
@@ -279,7 +281,7 @@ class SandboxVerifier:
         return None
 
     async def _replacement(self, idle: list[ScoringProcess]) -> ScoringProcess:
-        """A new process; for first tries one that was made ahead, where there is one."""
+        """A new process; for first tries a spare one, if there is any."""
         process = self._spares.take() if idle is self._external else None
         if process is None:
             return await self._start(idle)
@@ -302,14 +304,14 @@ class SandboxVerifier:
                 process.writer.write(len(frame).to_bytes(4) + frame)
                 await process.writer.drain()
                 return await read_reply(process.reader)
-        finally:  # before it is ended, if it is: afterwards nobody tells
+        finally:  # before the process may be reaped: afterwards its CPU time is unknown
             taken_s = cpu_s_of(process.pid) - began_s
             process.taken_s = taken_s if taken_s >= 0 else math.inf
 
     async def _failure(self, process: ScoringProcess, request: "_Request", problem: Exception) -> RolloutFailed:
         env, where = request.env, request.where
         if request.is_first_try and isinstance(problem, (EOFError, TimeoutError)):
-            self._spares.end(process)  # of what, the next try will show: nobody waits for it
+            self._spares.end(process)  # in the background; the cause will show in the next try
             return TookLong(f"environment {env}: the answers took longer than a first try may")
         signal_number = await self._processes.end(process)
         if isinstance(problem, TimeoutError):
@@ -323,16 +325,16 @@ class SandboxVerifier:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Answers to score."""
+    """Request to score answers."""
 
     env: str
     task_id: int
     num_episodes: int
     body: str  # environment, task and actions as JSON
     share: float = 1.0  # of the CPU time that all actions may take
-    least_s: float = LEAST_SHARE_S  # of it, where there are few
-    allowance: Allowance = Allowance.ALL  # what its party may take
-    action: int = 0  # number of the only one that is new; 0: episodes are replayed
+    least_s: float = LEAST_SHARE_S  # CPU time of a first try at few actions
+    allowance: Allowance = Allowance.ALL  # of its party
+    action: int = 0  # number of the only new action; 0: episodes are replayed
 
     @property
     def is_first_try(self) -> bool:
@@ -349,7 +351,7 @@ class _Request:
 
 
 def cpu_s_of(pid: int) -> float:
-    """CPU seconds of a child that was not collected yet, as the kernel counts them; without end where it tells none."""
+    """CPU seconds of a child process that was not reaped yet, as counted by the kernel; infinity if not counted."""
     try:
         return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of that process
     except OSError:
@@ -357,7 +359,7 @@ def cpu_s_of(pid: int) -> float:
 
 
 def _result_of(request: _Request, reply: dict[str, Any]) -> Verdict | Exception:
-    """The verdict, or what is to be raised. Raises ValueError for a reply that no verifier makes."""
+    """The verdict, or the error to raise. Raises ValueError for a malformed reply."""
     try:
         return _verdict(request, reply)
     except (LookupError, RolloutFailed) as error:
@@ -365,7 +367,7 @@ def _result_of(request: _Request, reply: dict[str, Any]) -> Verdict | Exception:
 
 
 def _verdict(request: _Request, reply: dict[str, Any]) -> Verdict:
-    """Checks a reply as if its sender were hostile. Raises ValueError for one that no verifier makes."""
+    """Parses a possibly hostile reply. Raises the LookupError or RolloutFailed in it, ValueError if it is malformed."""
     env, task_id, num_episodes = request.env, request.task_id, request.num_episodes
     if reply.get("error") == "share":
         raise TookLong(f"environment {env}: the answers took longer than a first try may")
@@ -391,7 +393,7 @@ def _verdict(request: _Request, reply: dict[str, Any]) -> Verdict:
 
 
 def _outcomes(values: Any) -> tuple[EpisodeOutcome, ...]:
-    """Outcomes of a reply. Raises ValueError and TypeError for anything else; equal neighbours are read once."""
+    """Outcomes of a reply, repeated ones mostly parsed once. Raises ValueError or TypeError if one is malformed."""
     outcomes: list[EpisodeOutcome] = []
     known: list[tuple[Any, EpisodeOutcome]] = []  # the last few: answers are mostly right or wrong
     for value in values:
