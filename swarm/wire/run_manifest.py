@@ -70,7 +70,7 @@ class ManifestLimits(Model):
 
 
 class RunManifest(Model):
-    """The run as its coordinator describes it: values that must be equal everywhere, and recommendations."""
+    """A run as its coordinator describes it: values that must be equal everywhere, and recommended settings."""
 
     format: Literal[1] = 1
     """Version of this schema."""
@@ -108,12 +108,12 @@ class RunManifest(Model):
     """Fingerprint of the key that takes over when this one is lost or stolen; a key names it once."""
 
     def to_bytes(self) -> bytes:
-        """UTF-8 JSON with sorted keys, the bytes that are signed."""
+        """The manifest as UTF-8 JSON with sorted keys: the bytes that are signed."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=True).encode()
 
 
 def manifest_of(node: NodeConfig, run_id: str, tokenizer_digest: str, created_at_s: float) -> RunManifest:
-    """The manifest of a run whose nodes start from `node`. Raises ConfigError naming the field."""
+    """The manifest of a run whose nodes start from `node`. Raises ConfigError, which names the field."""
     manifest = RunManifest(
         run_id=run_id,
         created_at_s=created_at_s,
@@ -137,7 +137,7 @@ def check_manifest(manifest: RunManifest) -> None:
     """Refuses a manifest that names code, data without a digest, or resources beyond the ceilings.
 
     Raises:
-        ConfigError: names the field and the reason.
+        ConfigError: the message names the field and the reason.
     """
     for index, env in enumerate(manifest.environments):
         _check_environment(f"manifest: environments.{index} ({env.name})", env)
@@ -193,7 +193,9 @@ def _check_environment(where: str, env: EnvironmentConfig) -> None:
 
 
 def _check_params(where: str, value: Any, depth: int = 0) -> None:
-    """Requires plain data of bounded depth, number and size, since params decide on the size of problems."""
+    """Requires plain data of bounded depth, number and size, since params decide the size of problems. Raises
+    ConfigError.
+    """
     if isinstance(value, str):
         is_bounded = len(value) <= MAX_PARAM_CHARS
     elif isinstance(value, (int, float)):
@@ -243,8 +245,8 @@ def open_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint:
     """Opens a signed manifest from anywhere.
 
     Raises:
-        Unauthenticated: it was not signed by `fingerprint`.
-        ConfigError: it is signed, but over a bound, or of another run.
+        Unauthenticated: the manifest was not signed by `fingerprint`.
+        ConfigError: the manifest is too large, breaks a bound, or is of another run.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"manifest: {len(data)} bytes exceed {MAX_MANIFEST_BYTES}")
@@ -278,7 +280,7 @@ def check_succession(held: SignedManifest, new: SignedManifest) -> None:
     serial, but cannot name another successor.
 
     Raises:
-        Unauthenticated: gives both serials or keys.
+        Unauthenticated: the manifest is refused; the message names the serials or the keys.
     """
     before, after = held.manifest, new.manifest
     if new.key == before.next_key and new.key != held.key:
@@ -297,7 +299,7 @@ def check_succession(held: SignedManifest, new: SignedManifest) -> None:
 
 
 def write_toml(data: JsonDict, path: Path) -> None:
-    """Writes plain data as TOML, atomically; null values are left out."""
+    """Writes plain data as TOML, atomically; null values are left out. Raises OSError."""
     import tomlkit
 
     draft = path.with_name(f".{path.name}.draft")
