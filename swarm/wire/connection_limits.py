@@ -113,9 +113,7 @@ class ConnectionLimiter:
         return self._is_blind or peer_key(peer) in self._open
 
     def cut(self, peer: str) -> None:
-        """Has the thread cut a connection at its next look, if that connection was open at the look before or in
-        that look.
-        """
+        """Condemns a connection, which the next look cuts if the connection is open."""
         self._condemned.append(peer_key(peer))
         self._is_called.set()
 
@@ -133,8 +131,8 @@ class ConnectionLimiter:
                     logger.exception("the connections could not be looked at")
 
     def look(self) -> int:
-        """Lists all sockets once, and cuts the connections over the bounds and the condemned ones; returns the
-        number cut.
+        """Lists all sockets once, and cuts condemned connections and those over the bounds; returns the number of
+        cuts.
         """
         now_s = self._monotonic_s()
         connections = self._find(now_s)

@@ -187,8 +187,7 @@ def fits_work(work: WorkProof, run_id: str, node_id: NodeId, bits: int) -> bool:
 def find_work(
     run_id: str, node_id: NodeId, epoch: int, bits: int, first: int, go_on: Callable[[int], bool]
 ) -> WorkProof | None:
-    """Searches for a proof of work (blocking, for minutes; other threads run); returns None if `go_on` stopped the
-    search.
+    """Searches for a proof of work (blocking, for minutes; other threads run); None if `go_on` stopped the search.
 
     Args:
         first: the nonce to start with; 0, or the nonce at which an earlier search stopped.

@@ -78,8 +78,7 @@ class FetchedManifest:
 
 
 async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
-    """The run's manifest, from the first address of the link that answers; each has `timeout_s` to connect and to
-    answer.
+    """The run's manifest, from the first address of the link that answers; `timeout_s` bounds each step of a try.
 
     Raises:
         ConfigError: the manifest is signed but breaks a bound, or is of another run.

@@ -41,9 +41,7 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
         self._waiting = FairTable[str, asyncio.Timeout]()  # by subnet
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Replaces a handler of one request by one of a request stream, which reads the first request within the
-        deadline.
-        """
+        """Replaces a handler of one request by one of a request stream, which reads the request within the deadline."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return grpc.stream_unary_rpc_method_handler(self._refuse)

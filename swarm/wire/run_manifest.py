@@ -193,9 +193,7 @@ def _check_environment(where: str, env: EnvironmentConfig) -> None:
 
 
 def _check_params(where: str, value: Any, depth: int = 0) -> None:
-    """Requires plain data of bounded depth, number and size, since params decide the size of problems. Raises
-    ConfigError.
-    """
+    """Requires plain data of bounded depth, number and size: params decide the size of problems. Raises ConfigError."""
     if isinstance(value, str):
         is_bounded = len(value) <= MAX_PARAM_CHARS
     elif isinstance(value, (int, float)):
