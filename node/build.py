@@ -388,9 +388,7 @@ def answer_greedily(
 
 
 def publish_version(publisher: Publisher, version: PolicyVersion, weights: object) -> list[bytes]:
-    """Manifest bodies of a version, whose chunks are put into the node's weight store (blocking). Raises
-    StorageFull.
-    """
+    """Manifest bodies of a version, after its chunks were put into the weight store (blocking). Raises StorageFull."""
     return publisher.publish(version, TorchWeights(cast("PublishedTensors", weights)))
 
 

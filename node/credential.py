@@ -83,9 +83,7 @@ class OwnCredential:
         self._is_changed.set()
 
     async def keep(self) -> None:
-        """Prepares the credential again every hour, for a new epoch, and after each `request_renewal`, until
-        cancelled.
-        """
+        """Prepares the credential again every hour, for a new epoch, and after `request_renewal`, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_RENEW_EVERY_S):
@@ -134,9 +132,7 @@ class WorkSearch:
         return work
 
     def _restore(self) -> WorkProof | None:
-        """The proof found earlier in this epoch; else None, and the search begins where the last one of the epoch
-        stopped.
-        """
+        """The proof found earlier in this epoch; else None, and the search begins where the last one stopped."""
         reached = _read_search(self._path, self._run_id, self._node_id, self._bits)
         if reached is None or reached.work.epoch != self._epoch:
             return None
@@ -146,9 +142,7 @@ class WorkSearch:
         return None
 
     def _go_on(self, nonce: int) -> bool:
-        """Saves and logs the progress now and then; called in the searching thread before each try. False ends the
-        search.
-        """
+        """Saves and logs the progress now and then; False ends the search. Runs in its thread before each try."""
         now_s = self._clock.monotonic_s()
         is_over = self._is_over.is_set()
         if is_over or now_s - self._saved_s > _SAVE_EVERY_S:
@@ -204,7 +198,7 @@ def read_credential(config: NodeConfig, node_id: NodeId) -> Credential:
 
 
 def keep_invitation(directory: Path, text: str, run_id: str, node_id: NodeId) -> None:
-    """Writes an invitation into a node's directory. Raises ConfigError for a malformed one, or of another node or
+    """Writes an invitation into a node's directory. Raises ConfigError if it is malformed, or of another node or
     run.
     """
     invitation = invitation_from_text(text)
@@ -216,9 +210,7 @@ def keep_invitation(directory: Path, text: str, run_id: str, node_id: NodeId) ->
 
 
 def read_invitation(directory: Path) -> Invitation | None:
-    """The invitation in a node's directory; None if there is none. Raises ConfigError if it is unreadable or
-    malformed.
-    """
+    """The invitation in a node's directory; None if there is none. Raises ConfigError if it cannot be used."""
     path = directory / INVITATION
     try:
         text = path.read_text(encoding="utf-8")

@@ -429,7 +429,7 @@ def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:
 
 
 async def run_daemon(config: NodeConfig, make: Callable[[NodeConfig], Daemon] = Daemon) -> None:
-    """Runs the node that `make` returns until it ends, SIGTERM or Ctrl-C; a second Ctrl-C forces. Raises as
+    """Runs the node that `make` returns to its end, SIGTERM or Ctrl-C; a second Ctrl-C forces. Raises as
     `Daemon.run`.
     """
 

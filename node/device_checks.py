@@ -197,9 +197,7 @@ def machine_choice(config: NodeConfig) -> ComputeChoice | None:
 
 
 def with_choice(config: NodeConfig, choice: ComputeChoice | None) -> NodeConfig:
-    """The configuration with the dtype that `auto` means on this CPU; unchanged if `choice` is None or nothing is
-    `auto`.
-    """
+    """The configuration with the dtype that `auto` means on this CPU; unchanged if that is unknown or not asked for."""
     if choice is None or config.compute_dtype != "auto":
         return config
     return config.model_copy(update={"compute_dtype": choice.dtype})

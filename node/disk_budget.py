@@ -126,9 +126,7 @@ def within_budget(config: NodeConfig) -> NodeConfig:
 
 
 def _file_bytes(store_bytes: int) -> int:
-    """Bytes of the group store's file if its bodies take `store_bytes`: a sixth of the file is other data and free
-    space.
-    """
+    """Bytes of the group store's file if its bodies take `store_bytes`: a sixth of it is other data and free space."""
     return -(-6 * store_bytes // 5)
 
 

@@ -103,9 +103,7 @@ def _check_disk(config: NodeConfig) -> Finding:
 
 
 def _check_effect(config: NodeConfig) -> list[Finding]:
-    """Checks that a trainer evaluates now and then, which shows the effect of other nodes' groups on held-out
-    accuracy.
-    """
+    """Checks that a trainer evaluates now and then, to see the effect of other nodes' groups on held-out accuracy."""
     if Role.TRAINER not in config.roles or not config.replay.external_groups or not config.guard.enabled:
         return []
     every = config.evaluation.every_steps
@@ -218,9 +216,7 @@ async def _check_sandbox(config: NodeConfig) -> Finding:
 
 
 async def _check_environments(config: NodeConfig) -> list[Finding]:
-    """Finding on each environment's exchange, and on differences that would keep other nodes from replaying
-    episodes.
-    """
+    """Finding on each environment's exchange, and on differences that keep other nodes from replaying episodes."""
     own = {each.name for each in config.environments if each.exchange == "own"}
     try:
         found = await differences(config.environments, config.sandbox, narrow_tokenizer(config.model))

@@ -109,9 +109,7 @@ def measured_lines(measured: MeasuredStep) -> list[str]:
 
 
 def _alone(config: NodeConfig, folder: Path) -> NodeConfig:
-    """Configuration of the same work without other nodes: one phase after the other; groups of equal rewards count,
-    too.
-    """
+    """Configuration of the same work without other nodes: phases one by one; groups of equal rewards count, too."""
     data = config.model_dump(mode="json")
     data |= {"dir": str(folder), "roles": ["trainer", "generator"], "directory": {"kind": "none"}}
     data |= {"coordinator": {}, "entry": {}, "weights": {}, "follow": {}, "telemetry": {"log_level": "WARNING"}}

@@ -95,9 +95,7 @@ async def join_swarm(
 
 
 async def _hold_first(link: JoinLink, identity: Identity, directory: Path) -> str:
-    """Stores the run's manifest for a node that joined before manifests were kept; returns a sentence about the
-    result.
-    """
+    """Stores the run's manifest for a node that joined before manifests were kept; returns a sentence for people."""
     try:
         signed = (await fetch_manifest(link, identity, FETCH_TIMEOUT_S)).signed
         check_expiry(signed.manifest, SystemClock().now_s())

@@ -113,9 +113,7 @@ class ManifestRefresh:
         return True
 
     async def _fetch(self) -> SignedManifest:
-        """The manifest of the next key if that answers already: a thief of the key before may answer at the same
-        address.
-        """
+        """The manifest of the next key if that answers, else of the held key, which may be in a thief's hands."""
         addresses, run_id = self._config.coordinator.addresses, self._config.run_id
         link = JoinLink(addresses=addresses, run_id=run_id, fingerprint=self.held.key)
         following = self.held.manifest.next_key

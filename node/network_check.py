@@ -1,4 +1,5 @@
-"""`swarm doctor LINK`: what this machine's network allows a node of a run, what follows, and what would make it better.
+"""Check of this machine's network for `swarm doctor LINK`: its abilities for a node of a run, and possible
+improvements.
 
 Invariant: only the run's own coordinator and bootstrap peers are called; a server listens for the time of the check.
 """
@@ -42,9 +43,7 @@ class NetworkReport:
     clock_ahead_s: float = 0.0  # of the coordinator's
 
     def lines(self) -> list[str]:
-        """Lines for people: a wrong clock if there is one, what the network allows, what follows, and how to improve
-        it.
-        """
+        """Lines for people: a wrong clock, if any, the network's abilities, their effect, and possible improvements."""
         kept = f"{self.idle_s:.0f} s or more" if self.is_idle_kept else f"at most {self.idle_s:.0f} s"
         out = f"out: {', '.join(self.reached)} answer"
         if self.unreached:
@@ -217,9 +216,7 @@ async def _idle_kept_s(
 
 
 async def _through_relay_ms(transport: RelayingTransport, relay: PeerAddress, own: NodeId) -> float | None:
-    """Milliseconds to connect from us to us through a reservation at a relay; None if there is no reservation or it
-    fails.
-    """
+    """Milliseconds to connect from us to us through a reservation at a relay; None if that fails."""
     reservation, clock = transport.reservation_at(relay), SystemClock()
     holding = asyncio.ensure_future(reservation.hold())
     waiting = asyncio.ensure_future(reservation.held.wait())

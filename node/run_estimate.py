@@ -87,9 +87,7 @@ class ModelShape:
         return self.num_layers * per_layer + embeddings + self.hidden_size
 
     def num_adapter_parameters(self, rank: int, targets: Collection[str] = ()) -> int:
-        """Number of parameters of low-rank adapters on the named linear layers; without names on all but the output
-        layer.
-        """
+        """Number of parameters of adapters on the named linear layers; without names on all but the output layer."""
         adapted = (sum(sizes) for name, sizes in self.linear_layers.items() if not targets or name in targets)
         return self.num_layers * rank * sum(adapted)
 
@@ -127,9 +125,7 @@ def read_shape(config: ModelConfig) -> ModelShape | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Bytes of a worker's memory by use: the first block is held always, parts of the second one in turn (see
-    `peak`).
-    """
+    """Bytes of a worker's memory by use: the first block is held always, parts of the second in turn (see `peak`)."""
 
     process: int
     weights: int  # of the learner
@@ -163,9 +159,7 @@ class MemoryEstimate:
 
     @property
     def beside_device(self) -> int:
-        """Most bytes in the machine's memory if a GPU holds the models, which are loaded here and pass here to
-        checkpoints.
-        """
+        """Most bytes in the machine's memory if a GPU holds the models: models are loaded here, checkpoints pass."""
         return self.process + max(self.weights, self.checkpoint)
 
     @property

@@ -62,9 +62,7 @@ def agent_figures(agent: Agent, config: NodeConfig) -> JsonDict:
 
 
 def _awaited(config: NodeConfig, agent: Agent) -> JsonDict:
-    """Source of the groups that this node's learner waits for, with its own groups since its newest step if it has
-    any.
-    """
+    """Source of the groups that this node's learner waits for; {} without a learner."""
     if Role.TRAINER not in config.roles:
         return {}
     if Role.GENERATOR in config.roles and config.replay.local_groups:

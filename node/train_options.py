@@ -53,7 +53,7 @@ class TrainOptions:
 
     @property
     def names_task(self) -> bool:
-        """True if the options name an environment; else an existing directory does."""
+        """True if the options name an environment; otherwise only a directory with a node.toml can be resumed."""
         return self.data is not None or bool(self.environments)
 
 

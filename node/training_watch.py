@@ -60,9 +60,7 @@ class TrainingWatch:
                 self.step = max(self.step, event.step)
 
     def see(self, event: Event) -> None:
-        """Updates the state with an event of the node; an event without a time, not logged yet, gets the present
-        time.
-        """
+        """Updates the state with an event of the node; an event without a time gets the present time."""
         event = event if event.at_s else replace(event, at_s=time.time())
         self._time_left.see(event)
         self._foretell()
@@ -98,9 +96,7 @@ class TrainingWatch:
                 pass
 
     def tick(self, doing: str) -> None:
-        """Writes a line on the present activity if no line was written for `quiet_s`; to be called every second or
-        so.
-        """
+        """Writes a line on the present activity if none came for `quiet_s`; to be called every second or so."""
         if time.monotonic() - self._line_s >= self.quiet_s:
             self._say(f"step {self.step}  {doing}{self._left()}")
 

@@ -51,9 +51,7 @@ class Background(Generic[Message]):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     def messages(self) -> Iterator[Message]:
-        """Yields the messages of the work until its end. Raises the error that ended the work, unless it was
-        cancelled.
-        """
+        """Yields the messages of the work until it ends. Raises the error that ended it, unless it was cancelled."""
         while (message := self._sent.get()) is not _END:
             yield message
         if self._error is not None and not isinstance(self._error, asyncio.CancelledError):

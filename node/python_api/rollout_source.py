@@ -34,9 +34,7 @@ _POLL_S: Final = 0.5  # within which a Ctrl-C, and the end of the node, is seen
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourcedRollout:
-    """One response: the T tokens after the prompt, which are an answer, or the actions and observations of an
-    episode.
-    """
+    """One response: the T tokens after the prompt, of an answer, or of the actions and observations of an episode."""
 
     text: str  # of the last action
     completion_ids: IntArray  # int32 [T]
@@ -120,9 +118,7 @@ class RolloutSource:
         return {str(reason): count for reason, count in dict(counts).items()}
 
     def __iter__(self) -> Iterator[SourcedGroup]:
-        """Yields each group as it comes (blocking). Raises the error that ended the node, or Unavailable after
-        `close`.
-        """
+        """Yields each group as it comes (blocking). Raises the node's error, or Unavailable after `close`."""
         while True:
             yield self._next(None)
 

@@ -51,9 +51,7 @@ class Training:
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """The figures of each step and evaluation, in order, as the callbacks receive them; skipped steps are left
-        out.
-        """
+        """The figures of each step and evaluation, in order, as the callbacks get them, without skipped steps."""
         found: list[dict[str, float]] = []
         for event in read_events(self.directory / "events.jsonl"):
             if isinstance(event, StepMade) and not event.was_skipped:
@@ -66,9 +64,7 @@ class Training:
         return found
 
     def held_out(self, env: str = "own") -> list[tuple[int, float]]:
-        """(step, success on the held-out problems of an environment), one for each evaluated step, in order of
-        steps.
-        """
+        """(step, success on the held-out problems of `env`) for each evaluated step, in order of steps."""
         name = f"eval_{env}_accuracy"
         return sorted({int(each["step"]): each[name] for each in self.history if name in each}.items())
 
@@ -295,7 +291,7 @@ async def _until_cancelled(training: Coroutine[Any, Any, None]) -> bool:
 
 
 def _written(path: Path, text: str) -> Path:
-    """Writes a text into a file; returns the path. Raises ConfigError if a training that has begun has another text
+    """Writes a text into a file; returns the path. Raises ConfigError if a training that began has another text
     there.
     """
     has_begun = (path.parent / NODE_FILE).exists()

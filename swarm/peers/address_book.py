@@ -135,9 +135,7 @@ class AddressBook:
         return node_id in self._anchor_ids
 
     def may_dial(self, address: PeerAddress) -> bool:
-        """False if another node proved its key there, or during the pause after failures of the address or its
-        relay.
-        """
+        """False if another node proved its key there, or in the pause after failures of the address or its relay."""
         if self._owners.get(address.location, address.node_id) != address.node_id:
             return False
         if address.relay is not None and not self.may_dial(address.relay):
@@ -180,9 +178,7 @@ class AddressBook:
     # --- what came of it -------------------------------------------------------------------------
 
     def record_answer(self, address: PeerAddress, *, is_alive: bool = False) -> None:
-        """Records that the node proved its key at the address, which refunds the dial and voids the claims of
-        others.
-        """
+        """Records that the node proved its key at the address: the dial is refunded, other claims are void."""
         now_s = self._clock.monotonic_s()
         self.num_answered += 1
         if address.relay not in self.relays:
@@ -213,9 +209,7 @@ class AddressBook:
                 self.known[advert.node_id].credential = advert.credential
 
     def num_false_claims(self, node_id: NodeId, caller: str = "") -> int:
-        """Number of failed addresses that this key claimed, or that keys calling from subnet `caller` claimed, if
-        more.
-        """
+        """Number of failed addresses claimed by this key, or by keys that called from `caller`, if that is more."""
         return max(self._false_claims.get(node_id, 0), self._false_claims.get(caller, 0) if caller else 0)
 
     def _count_false_claim(self, node_id: NodeId, caller: str) -> None:
@@ -311,9 +305,7 @@ class AddressBook:
             self.known[node_id].credential = peer.credential
 
     def to_remember(self) -> list[dict[str, object]]:
-        """Entries for `save_known_peers`: working peers behind no relay, known longest first, at most
-        MAX_REMEMBERED.
-        """
+        """Entries for `save_known_peers`: working peers behind no relay, known longest first, a bounded number."""
         direct = (peer for peer in self.known.values() if peer.address.relay is None and not self._is_failing(peer))
         working = sorted(direct, key=lambda peer: peer.since_s)
         return [

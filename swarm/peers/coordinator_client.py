@@ -95,9 +95,7 @@ class GrpcCoordinatorClient:
         self._fingerprint = fingerprint
 
     async def heartbeat(self, report: NodeReport) -> Advice:
-        """Renews the lease and reports figures; returns the advice. Raises Unavailable, also for advice out of
-        bounds.
-        """
+        """Renews the lease and reports figures; returns the advice. Raises Unavailable, also for invalid advice."""
         answer = await self._call("heartbeat", lambda stub: stub.Heartbeat, report_to_heartbeat(report))
         advice = advice_from_message(answer)
         if advice is None:

@@ -53,9 +53,7 @@ class BoundedCalls:
         return await self._protocol.rpc_find(request, context)
 
     async def rpc_store(self, request: Any, context: P2PContext) -> Any:
-        """Stores one record as hivemind does. Raises TooLarge unless it is one plain record with an id of valid
-        length.
-        """
+        """Stores one record as hivemind does. Raises TooLarge for a table, for several records, or a long id."""
         _check_peer(request)
         _check_one(request.keys)
         if self._protocol.IS_DICTIONARY in request.subkeys:

@@ -179,9 +179,7 @@ class DhtPeer:
                 del table[uid]
 
     async def nearest(self, shard: int) -> list[PeerID]:
-        """Other nodes near a shard's key: the nearest in the routing table, then the finds of a search without
-        records.
-        """
+        """Other nodes near a shard's key: the nearest in the routing table, then those found by a search."""
         key = self._storage.keys[shard]
         beside = DHTID(int(key) ^ 1)  # same neighbours, but nobody has a record there to send with each answer
         named = await self._search(beside)

@@ -171,9 +171,7 @@ class HivemindDirectory:
         return replace(advert, expires_at_s=until_s)
 
     async def lookup(self) -> list[Advert]:
-        """Adverts of the run, newest per node: the union of those at every replica and those seen before. Raises
-        Unavailable.
-        """
+        """Adverts of the run, newest per node, from all replicas and earlier look-ups. Raises Unavailable."""
         peer = self._running()
         shards = random.sample(range(self._config.shards), min(_SHARDS_PER_LOOKUP, self._config.shards))
         async with _bounded(_CALL_TIMEOUT_S, "lookup"):
@@ -225,9 +223,7 @@ class HivemindDirectory:
         return self._seen.put(shard, public_key, data, advert, self._clock.now_s(), relay)
 
     def _check(self, data: bytes) -> tuple[int, bytes, Advert] | None:
-        """Shard, author and content of an advert of this run that did not come through the DHT; None if it is not
-        accepted.
-        """
+        """Shard, author and content of an advert that did not come through the DHT; None if it is not accepted."""
         found = author_of(data)
         if found is None:
             return None

@@ -143,9 +143,7 @@ class EntryRule:
         return self._admits(node_id, data, self._of_records)
 
     def readmits(self, node_id: NodeId, data: bytes) -> bool:
-        """As `admits`, for the nodes in this node's own file, whose checks have their own limit: no stranger uses it
-        up.
-        """
+        """As `admits`, for the nodes in our own file, whose checks have their own limit: no stranger uses it up."""
         return self._admits(node_id, data, self._of_own_file)
 
     def _admits(self, node_id: NodeId, data: bytes, checks: _Checks) -> bool:
@@ -166,9 +164,7 @@ class EntryRule:
         return (voucher in self._members or voucher == self._coordinator) and voucher not in self._denied
 
     def _judge(self, node_id: NodeId, data: bytes, checks: _Checks) -> str:
-        """Reason why a node may not take part; "" if it may. Raises Unavailable if the credential cannot be checked
-        now.
-        """
+        """Reason why a node may not take part; "" if it may. Raises Unavailable if that cannot be checked now."""
         if node_id in self._denied:
             return f"run {self._run_id} denies node {short(node_id)} (entry.denied); ask its operator"
         if node_id in self._members:
@@ -239,9 +235,7 @@ class EntryRule:
         return work_ends_s(shown.work), None
 
     def _has_place(self, voucher: NodeId, node_id: NodeId, until_s: float) -> bool:
-        """Reserves one of a voucher's places for a node; False if all are taken, so that no member fills the whole
-        table.
-        """
+        """Reserves one of a voucher's places for a node; False if all are taken. The coordinator has no bound."""
         if voucher == self._coordinator:
             return True
         invited = self._invited_by.setdefault(voucher, {})

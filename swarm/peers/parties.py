@@ -55,9 +55,7 @@ class Parties:
         return entry is None or entry.is_member(node_id) or entry.voucher_of(node_id) is not None
 
     def standing_of(self, node_id: NodeId) -> str:
-        """Standing of a key, for people: "member", "newcomer" or "invited by ..."; "" in a private run, where all count
-        alike.
-        """
+        """Standing of a key, for people: "member", "newcomer" or "invited by ..."; "" in a private run."""
         entry = self.entry
         if entry is None:
             return ""
@@ -74,9 +72,7 @@ class Parties:
         return entry.voucher_of(node_id) or self._subnet_of(node_id) or node_id
 
     def bounds_of(self, node_id: NodeId) -> tuple[str, ...]:
-        """Names that the groups of an established key count under: its party, and for an invited key its public
-        subnet.
-        """
+        """Names under which an established key's groups count: its party, and for an invited key its subnet."""
         entry = self.entry
         if entry is None or entry.is_member(node_id):
             return (node_id,)

@@ -36,21 +36,17 @@ class PeerClocks:
         self._is_known_wrong = False  # since `new_finding` said so
 
     def note(self, node_id: NodeId, now_s: float, at_s: float) -> None:
-        """Records the wall clock of a peer that proved its key where we dialled it; `at_s`: our monotonic clock
-        then.
-        """
+        """Records the wall clock of a peer that proved its key where we dialled it; `at_s`: our monotonic time."""
         if _is_time(now_s):
             self._peers[node_id] = _Noted(now_s - at_s, at_s)
 
     def note_coordinator(self, now_s: float, at_s: float) -> None:
-        """Records the wall clock of the coordinator, whose key the link names; `at_s`: our monotonic clock then."""
+        """Records the wall clock of the coordinator, whose key the link names; `at_s`: our monotonic time."""
         if _is_time(now_s):
             self._coordinator = _Noted(now_s - at_s, at_s)
 
     def finding(self) -> str:
-        """Sentence for the operator: by how much our clock is wrong, the effect and the fix; "" if others do not show
-        it.
-        """
+        """Sentence for the operator on a wrong clock of ours: by how much, the effect and the fix; "" for none."""
         coordinator = [] if self._coordinator is None else self._ahead(self._coordinator)
         votes = [*self._votes(), *coordinator]
         for sign in (1, -1):

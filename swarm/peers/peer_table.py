@@ -47,9 +47,7 @@ class Peers:
         return self.own_head if policy_id == self._node_id else self.heads.get(policy_id)
 
     def is_in_use(self, policy_id: str) -> bool:
-        """True if groups of a lineage are expected, so that its head is kept before those of other adverts, which are
-        free.
-        """
+        """True if groups of a lineage are expected: its head is kept before those of other adverts."""
         return (
             policy_id in self.in_use
             or policy_id in self.connected

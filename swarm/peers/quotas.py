@@ -28,9 +28,7 @@ Key = TypeVar("Key")
 
 
 def stream_quota() -> RateLimiter[NodeId]:
-    """Limit of the items on each neighbour's streams: twice the rate within any minute at most, even with
-    reconnects.
-    """
+    """Limit of the items on each neighbour's streams: at most twice the rate within any minute, despite reconnects."""
     per_minute = float(ITEMS_PER_GROUP * GROUPS_PER_MINUTE)
     return RateLimiter(per_s=per_minute / 60.0, burst=per_minute, max_keys=MAX_NEIGHBOURS)
 

@@ -119,7 +119,7 @@ class Reputation:
         self._proven = BoundedTable[NodeId, None](max_peers)  # false by their own signatures
 
     def score(self, peer: NodeId) -> float:
-        """Score now: 0 for an unknown peer, below FLOOR is refused, decays to 0 by half every half-life."""
+        """Present score of a peer: 0 if unknown, refused below FLOOR; halves with every half-life."""
         known = self._peers.get(peer)
         if known is None:
             return 0.0
@@ -127,9 +127,7 @@ class Reputation:
         return known.score * 0.5 ** (elapsed_s / self._half_life_s)
 
     def is_allowed(self, peer: NodeId) -> bool:
-        """True if this node takes groups from a peer and serves it: it is not denied or condemned, nor scored below
-        FLOOR.
-        """
+        """True if this node takes groups from a peer and serves it: not denied, not condemned, score >= FLOOR."""
         if peer in self._proven or self._is_denied(peer):
             return False
         known = self._peers.get(peer)
@@ -203,9 +201,7 @@ class Reputation:
         entry.score = max(_WORST, entry.score - cost)
 
     def _touch(self, peer: NodeId) -> _Peer:
-        """The peer's entry, added if missing, with its score decayed until now and moved to the young end of the
-        table.
-        """
+        """The peer's entry, added if missing, with its score decayed until now, at the young end of the table."""
         now_s = self._clock.monotonic_s()
         entry = self._peers.get(peer)
         if entry is None:

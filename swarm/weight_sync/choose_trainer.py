@@ -45,9 +45,7 @@ class TrainerChoice:
         self.candidates: tuple[NodeId, ...] = ()  # several publishing trainers, none of which is chosen
 
     def observe(self, adverts: Sequence[Advert]) -> None:
-        """Records the trainers among these adverts; each counts until its advert expires, even if a later look-up lacks
-        it.
-        """
+        """Records the trainers among these adverts; each counts until its advert expires, even if later absent."""
         for advert in adverts:
             if Role.TRAINER in advert.roles and advert.node_id != self.node_id:
                 table = self._until_s if advert.head.digest else self._weightless_until_s
@@ -78,9 +76,7 @@ class TrainerChoice:
         return found[0] if len(found) == 1 else ""
 
     def remember(self, policy_id: NodeId) -> None:
-        """Stores the trainer whose versions arrive, so that a restart follows it again; a failed write is only
-        logged.
-        """
+        """Stores the trainer whose versions arrive, for the next start; a failed write is only logged."""
         if policy_id == self._previous():
             return
         try:

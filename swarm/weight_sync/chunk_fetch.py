@@ -110,9 +110,7 @@ class ChunkSources:
         self._connections.pop(peer, None)
 
     def add_held(self, peer: NodeId, chunks: Iterable[Digest]) -> None:
-        """Records that a source holds the chunks of a manifest that it named; ignored if the source is not
-        connected.
-        """
+        """Records that a connected source holds the chunks of a manifest that it named."""
         connection = self._connections.get(peer)
         if connection is not None:
             connection.held.update(chunks)
@@ -140,7 +138,7 @@ class ChunkSources:
 
     @property
     def connected(self) -> frozenset[NodeId]:
-        """Connected sources."""
+        """Ids of the connected sources."""
         return frozenset(self._connections)
 
     def status(self) -> JsonDict:
@@ -176,9 +174,7 @@ class ChunkSources:
         return any(self.can_have(peer, digest) for peer in self._connections)
 
     def timeout_s(self, peer: NodeId) -> float:
-        """Time limit of a request to a source; each failure doubles it, for slow links; a timely chunk halves it
-        again.
-        """
+        """Time limit of a request to a source: doubled by each failure, halved again by timely chunks."""
         return TIMEOUT_S * self._score(peer).patience
 
     def hedge_after_s(self, origin: NodeId) -> float:

@@ -143,9 +143,7 @@ class CreditLedger:
         self._lines: OrderedDict[NodeId, CreditLine] = OrderedDict()  # open streams, least recently served first
 
     def open(self, peer: NodeId, window: int) -> CreditLine:
-        """Opens the credit of a stream. A window above 0 closes the peer's older stream; a window of 0 gets no
-        credit.
-        """
+        """Opens the credit of a stream and closes the peer's older one; a window of 0 gets no credit, closes none."""
         record = self._record_of(peer) if window > 0 else GeneratorRecord()
         parties = self.parties
         line = CreditLine(
@@ -211,8 +209,8 @@ class CreditLedger:
     def _wanting(self, lines: list[CreditLine], capacity: int) -> list[CreditLine]:
         """Lines that may get one more grant.
 
-        A line that has to prove itself again waits until the grants of all lines leave room; other lines ignore its
-        grants.
+        A line that has to prove itself again waits until the grants of all lines, trials and late ones left out, leave
+        room; other lines ignore its grants.
         """
         num_holding = self.num_outstanding
         num_all = sum(line.num_outstanding for line in self._lines.values() if not (line.is_trial or line.is_late))
@@ -306,9 +304,7 @@ class CreditLedger:
         return line is not None and created_at_s < line.opened_at_s
 
     def expire(self) -> bool:
-        """Ends overdue grants and marks late generators; returns True if there were any new ones, which may free
-        room.
-        """
+        """Ends overdue grants and marks late generators; True if there were new ones, which may free room."""
         now_s, num_expired = self._clock.monotonic_s(), 0
         trial_s = self._trial_s if any(line.awaits_trial for line in self._lines.values()) else self._expiry_s
         for line in list(self._lines.values()):
@@ -411,9 +407,7 @@ class CreditBalance:
         self._credit, self._num_before, self._num_stored = None, 0, 0
 
     def update(self, credit: Credit, now_s: float) -> None:
-        """Applies a credit message of the trainer, received at `now_s` (wall clock); the granted total never
-        shrinks.
-        """
+        """Applies the trainer's credit message, received at `now_s` (wall clock); the total never shrinks."""
         if self._credit is None:
             self._since_s = now_s
         granted = credit.granted if self._credit is None else max(credit.granted, self._credit.granted)

@@ -328,7 +328,12 @@ class WeightFollower:
     # --- inputs: our own worker ------------------------------------------------------------------------
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
-        """The manifests from what the engine holds to the newest version that is complete on the disk."""
+        """The manifests that lead from the engine's version to the newest one that is complete on the disk.
+
+        Args:
+            held: version in the engine; None: the engine has none of a trainer.
+            wait: True: waits until there are such manifests. Otherwise returns None if there are none.
+        """
         if self.state is FollowerState.READY and held != self.head:  # a new engine, which does not serve the head
             self.state, self.head = FollowerState.WATCHING, self._no_version
         if self._planner.set_held(held):
@@ -423,9 +428,7 @@ class WeightFollower:
 
     @property
     def _is_listed(self) -> bool:
-        """True once the trainer has listed all versions (oldest first, so the best patch may be last) or is
-        disconnected.
-        """
+        """True once the trainer has listed all versions (the best patch may come last), or is disconnected."""
         return self.credit.head_step is not None or self.policy_id not in self.sources.connected
 
     def _ready_patches(self) -> tuple[Patch, ...]:

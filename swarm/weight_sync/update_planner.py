@@ -46,9 +46,7 @@ class KnownPatches:
         self._num_bytes = 0
 
     def add(self, patch: Patch, *, is_from_owner: bool) -> tuple[News, list[Patch]]:
-        """Adds a patch of this trainer; returns its effect, and the patches that were forgotten (abandoned or too
-        old).
-        """
+        """Adds a patch of this trainer; returns its effect, and the patches forgotten (abandoned or too old)."""
         assert patch.version.policy_id == self.policy_id
         if patch.digest in self._patches:
             return News.KNOWN, []
@@ -181,9 +179,7 @@ class ChunkQueue:
         self._missing.pop(chunk, None)
 
     def rescan(self) -> None:
-        """Resets the positions of all sources, since a source has more chunks now or a chunk under way did not
-        arrive.
-        """
+        """Resets all positions: a source has more chunks now, or a chunk under way did not arrive."""
         self._positions.clear()
 
 
@@ -240,7 +236,7 @@ class UpdatePlanner:
         return complete
 
     def mark_unobtainable(self, chunk: Digest) -> None:
-        """Plans around a chunk that no connected source has."""
+        """Plans again without a chunk that no connected source has."""
         self._unobtainable.add(chunk)
         self.replan()
 

@@ -41,7 +41,7 @@ class _Held:
 
 @dataclass(eq=False, repr=False)
 class WeightServer:
-    """The weights part of `ExchangeHandler`."""
+    """Implementation of the weights part of `ExchangeHandler`: `watch` and `chunk`."""
 
     _context: NodeContext  # `changed` fires when there may be more to send, and here when a stream ends
     _store: WeightStore | None  # None where this node neither publishes nor follows

@@ -131,9 +131,7 @@ class ConnectionLimiter:
                     logger.exception("the connections could not be looked at")
 
     def look(self) -> int:
-        """Lists all sockets once, and cuts condemned connections and those over the bounds; returns the number of
-        cuts.
-        """
+        """Lists all sockets once; cuts condemned connections and those over the bounds, and returns their number."""
         now_s = self._monotonic_s()
         connections = self._find(now_s)
         self._take_proofs(connections)
@@ -171,7 +169,7 @@ class ConnectionLimiter:
         """The connection behind a new socket; None if our server did not accept it.
 
         Raises:
-            OSError: the socket was closed meanwhile, or cannot be examined now.
+            OSError: the socket was closed in between, or cannot be examined now.
         """
         assert self._pin is not None
         with self._pin.held(descriptor) as held:

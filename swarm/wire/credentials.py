@@ -139,7 +139,7 @@ def invitation_to_text(invitation: Invitation) -> str:
 
 
 def invitation_from_text(text: str) -> Invitation:
-    """The invitation in a text. Raises ConfigError for anything else."""
+    """The invitation in a text, with or without its prefix. Raises ConfigError for anything else."""
     body = text.strip().removeprefix(INVITATION_PREFIX)
     try:
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)

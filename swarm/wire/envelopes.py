@@ -36,7 +36,7 @@ def _signed_part(is_compressed: bool, digest: Digest) -> bytes:
 
 
 def seal_group(group: RolloutGroup, identity: Identity) -> SealedGroup:
-    """Serialises, compresses where that is smaller, and signs one of our groups, without checking its bounds.
+    """Serialises, compresses if that makes it smaller, and signs one of our groups, without checking its bounds.
 
     Raises:
         ValueError: the group names another producer, or a number does not fit the schema.

@@ -96,9 +96,7 @@ def rpc(method: Method) -> Method:
 
 @contextmanager
 def calling(what: str, *kinds: type[SwarmError]) -> Generator[None]:
-    """Context in which a peer's answer is read: an error becomes the one of `kinds` that it stands for, or
-    Unavailable.
-    """
+    """Context for reading a peer's answer: an error becomes the one of `kinds` that it stands for, or Unavailable."""
     try:
         yield
     except grpc.RpcError as error:

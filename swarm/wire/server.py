@@ -58,7 +58,7 @@ Refusal = TypeVar("Refusal", bound=SwarmError)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerLimits:
-    """Bounds of what callers may cost, authenticated or not."""
+    """Bounds on the cost of callers, authenticated or not."""
 
     # Largest request, refused before it is parsed: a relayed frame; all other requests between nodes are below 1 KB.
     # All concurrent calls together can pin 3 GB, those of connections without a key 1 GB for at most 10 s.
@@ -295,7 +295,7 @@ class SessionServer:
         self._connections = connections
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls, and cancels running ones after `grace_s` seconds."""
+        """Refuses new calls, cancels running ones after `grace_s` seconds, and stops the limiter."""
         await self._server.stop(grace_s)
         await asyncio.to_thread(self._connections.stop)
 

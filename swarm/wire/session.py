@@ -93,7 +93,12 @@ class AuthenticatedChannel:
         self._is_closed = False
 
     async def metadata(self, timeout_s: float) -> Metadata:
-        """The session token to send with a call, renewed late in its life. Raises Unavailable, Unauthenticated."""
+        """The session token to send with a call; handshakes first, and again late in the session's life.
+
+        Raises:
+            Unavailable: the connection is closed, or the server does not answer.
+            Unauthenticated: a proof failed, the server's or ours.
+        """
         async with self._renewing:
             if not self._is_closed and self._clock.monotonic_s() >= self._renew_at_s:
                 await self._handshake(timeout_s)
