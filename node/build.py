@@ -284,7 +284,7 @@ def load_engine(
 
 
 def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Callable[[], None]:
-    """Serves the engine's policy if the configuration says so; returns a function that ends that.
+    """Serves the engine's policy if `serve.listen` is set; returns a function that stops serving.
 
     Raises:
         ConfigError: the server cannot listen on the address, or a package that it needs is not installed.
@@ -355,7 +355,7 @@ def make_evaluation_tasks(config: NodeConfig, environments: Mapping[str, Environ
 
 
 def make_evaluate(config: NodeConfig, engine: Generator, tokenizer: Tokenizer, step: Step | None) -> Evaluate:
-    """Function that tries problems as `evaluation` of the configuration says."""
+    """Function that tries problems with the settings of `evaluation`."""
     return partial(
         try_tasks,
         engine,

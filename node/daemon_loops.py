@@ -57,7 +57,7 @@ async def follow_pause(agent: Agent) -> None:
 
 
 async def look_for_pause(agent: Agent) -> None:
-    """Pauses or resumes the agent as the newest `swarm pause` or `swarm resume` says."""
+    """Pauses or resumes the agent, by the newest `swarm pause` or `swarm resume`."""
     directory = agent.config.dir
     since_s = await asyncio.to_thread(paused_since, directory)
     if since_s is not None and not agent.is_paused:

@@ -110,7 +110,7 @@ def _card() -> tuple[str, str] | None:
 
 
 def ask_torch(device: str) -> dict[str, Any]:
-    """Torch's facts about a GPU, and the speed of copies (blocking); `error` says why torch can use none."""
+    """Torch's facts about a GPU, and the speed of copies (blocking); `error` is the reason why torch can use none."""
     try:
         import torch
     except ImportError:

@@ -194,7 +194,7 @@ def _set_reach(config: NodeConfig) -> str:
 
 
 def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
-    """Sentence on the run's rule of entry, and on what this node still needs."""
+    """Sentence on the run's rule of entry, and on the credential that this node still needs."""
     has_invitation = read_invitation(config.dir) is not None
     if node_id in config.entry.members:
         return "this node is a member of the run"
@@ -229,10 +229,10 @@ async def _fetch(link: JoinLink, identity: Identity) -> FetchedManifest:
 
 
 def _require_recipe(config: NodeConfig, origin: str) -> None:
-    """Refuses a run whose recipe this installation does not have, or that cannot supply what the recipe needs.
+    """Refuses a run whose recipe is not installed here, or that cannot supply the inputs of the recipe.
 
     Raises:
-        ConfigError: names the key.
+        ConfigError: the message names the key.
     """
     try:
         from swarm.objectives.methods import recipes_of

@@ -110,7 +110,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
 
 
 def join(config: NodeConfig) -> "ShardedRanks | None":
-    """The processes that share the learner; None for a single process."""
+    """The processes that share the learner; None for a single process. Raises ConfigError if torch cannot do it."""
     if num_ranks(config) == 1:
         return None
     from swarm.learn.data_parallel import ShardedRanks

@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def exit_code(config: NodeConfig, socket: Path, rank: int | None) -> int:
-    """Runs the worker to its end; returns the exit code, by which the agent decides what to do next."""
+    """Runs the worker to its end; returns the exit code of the process, which the agent acts on."""
     try:
         if rank:
             follow_leader(config)

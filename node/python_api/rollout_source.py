@@ -130,9 +130,9 @@ class RolloutSource:
             timeout_s: time limit of the call; None: no limit.
 
         Raises:
-            Unavailable: the groups did not come in time; the message says what is known about the cause. Groups that
-                came wait
-                for the next call. Any other error is the one that ended the node.
+            Unavailable: the groups did not come in time; the message gives known causes. Groups that came wait for the
+                next
+                call. Any other error is the one that ended the node.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         found: list[SourcedGroup] = []

@@ -54,7 +54,7 @@ class KnownPeer:
 
     address: PeerAddress
     since_s: float  # wall clock of its first answer
-    credential: bytes = b""  # that its newest advert showed for entry
+    credential: bytes = b""  # credential in its newest advert
 
 
 @dataclass(slots=True)
@@ -83,10 +83,10 @@ class AddressBook:
         self._anchor_ids = frozenset(anchor.node_id for anchor in anchors)
         self.known: dict[NodeId, KnownPeer] = {}
         self._owners: dict[str, NodeId] = {}  # `PeerAddress.location` -> known peer
-        self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by location, whoever claims it
-        # relays, by endpoint, through which somebody answered -> dials through them that failed since
+        self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by location, for all nodes that claim it
+        # relays, by endpoint, through which a node answered -> failed dials through the relay since
         self._leading = BoundedTable[str, int](MAX_ENDPOINTS)
-        self._false_claims = BoundedTable[str, int](MAX_ENDPOINTS)  # of a key, and of the subnet that it called from
+        self._false_claims = BoundedTable[str, int](MAX_ENDPOINTS)  # by key, and by subnet from which keys called
         now_s = clock.monotonic_s()
         self._known_dials = TokenBucket(KNOWN_PER_S, KNOWN_BURST, now_s)
         self._stranger_dials = TokenBucket(STRANGERS_PER_S, STRANGERS_BURST, now_s)
@@ -94,10 +94,10 @@ class AddressBook:
             True: RateLimiter[str](SUBNET_PER_S, ALIVE_BURST, MAX_ENDPOINTS),
             False: RateLimiter[str](SUBNET_PER_S, SUBNET_BURST, MAX_ENDPOINTS),
         }
-        self.relays: tuple[PeerAddress, ...] = ()  # at which we hold reservations: others may not be in reach otherwise
+        self.relays: tuple[PeerAddress, ...] = ()  # relays at which we hold reservations; others may be in reach only through them
         self.num_answered = self.num_failed = 0  # dials since the process started
         self.newest_error = ""  # why one of them failed
-        # peers that failed at their own address, or at a relay of others, and how many in a row our relays led to since
+        # peers that failed at their own address or at another relay, and the number reached in a row through ours since
         self._failed_beyond = BoundedTable[NodeId, None](MAX_ENDPOINTS)
         self._num_beyond = 0
 

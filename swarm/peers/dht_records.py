@@ -152,7 +152,7 @@ class Record:
     data: bytes
     expires_at_s: float
     rank: bytes  # private hash of the author: decides among newcomers
-    advert: Advert | None  # in it, where it is looked up here
+    advert: Advert | None  # content of `data`; None in `AdvertStorage`, which needs only the bytes
 
 
 class ShardRecords:
@@ -207,7 +207,7 @@ class ShardRecords:
 
 
 class SeenRecords:
-    """The records of all shards, kept separately for the DHT and each relay, so that no source takes another's room.
+    """The records of all shards, kept separately for the DHT and the newest relays: no source takes another's room.
 
     Each source has room for 2 * MAX_RECORDS_PER_SHARD records in each shard, of some 3 KB: 4 MB a shard if all are
     full.

@@ -90,8 +90,8 @@ class AdvertsOnly(RecordValidatorBase):
 def records_in(response: Any) -> list[tuple[bytes, bytes, float]]:
     """The unchecked records in an answer to a read: (sub-key, value, expiry); [] if there are none or it is too large.
 
-    May raise any exception on hostile bytes. hivemind's nested table is read one level at a time: its own parser goes
-    as deep as an answer says, and a kilobyte of nesting ends the process.
+    May raise any exception on hostile bytes. hivemind's nested table is read one level at a time: its own parser
+    recurses as deep as the bytes are nested, and a kilobyte of nesting ends the process.
     """
     (result,) = response.results
     if result.type != dht_pb2.FOUND_DICTIONARY or len(result.value) > MAX_REPLY_BYTES:

@@ -215,7 +215,7 @@ class HivemindDirectory:
         return [data for data, _ in self._seen.items(self._clock.now_s())]
 
     def take(self, data: bytes, relay: NodeId) -> bool:
-        """Adds an advert that a relay gave to the results of look-ups; False if it is not accepted or has no room."""
+        """Adds an advert from a relay to the results of look-ups; False if it is not accepted or has no room."""
         checked = self._check(data)
         if checked is None:
             return False
@@ -235,7 +235,8 @@ class HivemindDirectory:
     async def maintain(self) -> None:
         """Runs one round of repair: probes p2pd, rejoins, saves peer addresses, and announces our last advert again.
 
-        A dead p2pd is started again, as is one of the wrong kind when other nodes can dial this one no more, or again.
+        p2pd is started again if it is dead, and as a client or server if other nodes can dial this one no more, or
+        again.
 
         Raises:
             Unavailable: p2pd is dead and does not start again, peers took too long, or the directory was stopped.
@@ -350,7 +351,9 @@ class HivemindDirectory:
 
 
 async def _import_node() -> Any:
-    """Imports hivemind (and with it torch: about two seconds) in a thread."""
+    """Imports hivemind (and with it torch: about two seconds) in a thread. Raises ConfigError if it is not
+    installed.
+    """
     try:
         return await asyncio.to_thread(importlib.import_module, "swarm.peers.dht_node")
     except ModuleNotFoundError as error:
@@ -359,7 +362,7 @@ async def _import_node() -> Any:
 
 @asynccontextmanager
 async def _bounded(seconds: float | None, what: str) -> AsyncGenerator[None, None]:
-    """Raises Unavailable after some seconds, and for any exception of hivemind, which fails on many inputs of peers."""
+    """Context that raises Unavailable after `seconds`, and for any error but ours: hivemind fails on many inputs."""
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -1,8 +1,7 @@
-"""Entry rule: which nodes may take part in a run, by its configuration or manifest, and which member vouched for a
-node.
+"""Entry rule: the nodes that may take part in a run, by its configuration or manifest, and the voucher of each node.
 
-Invariant: one rule judges at Hello, in directory records and for producers of relayed groups; what it remembers is
-bounded, and strangers cost a bounded number of expensive checks a second.
+Invariant: one rule judges at Hello, in directory records and for producers of relayed groups; its tables are bounded,
+and strangers cost a bounded number of expensive checks a second.
 """
 
 import hashlib
@@ -110,7 +109,7 @@ class EntryRule:
         return None if known is None or self.is_member(node_id) else known.voucher
 
     def is_admitted(self, node_id: NodeId) -> bool:
-        """True if a node may take part by what is known here: the list, or a credential that it showed before."""
+        """True if a node may take part by its entry in the list, or by a credential that it showed here before."""
         if node_id in self._denied:
             return False
         return self.config.kind == "open" or node_id in self._members or self._known(node_id) is not None

@@ -31,7 +31,7 @@ class Parties:
 
     Args:
         entry: rule that knows the members and the nodes that they invited; None in a private run.
-        endpoint_of: returns the host:port where a key proved itself to this node; None if it did not.
+        endpoint_of: returns the endpoint at which a key proved itself to this node; None if it did not.
 
     Example:
         parties = Parties(EntryRule(config.entry, config.run_id, clock))

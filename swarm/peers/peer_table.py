@@ -36,11 +36,11 @@ class Peers:
         self._served: frozenset[str] = frozenset()  # lineages that connected peers advertise
         self.delivered_steps = BoundedTable[NodeId, int](MAX_PEERS)  # newest policy step in admitted groups of each
         self.connected: set[NodeId] = set()
-        self.inbound: dict[NodeId, str] = {}  # that proved their key when they called -> subnet called from, or ""
+        self.inbound: dict[NodeId, str] = {}  # callers that proved their key -> subnet of the call, or ""
         self._num_streams: Counter[NodeId] = Counter()  # from each peer: an old one may end after a new one began
-        # that have reservations for nodes that cannot be dialled, where their adverts say that they are
+        # peers that offer reservations to nodes that cannot be dialled, at their advertised addresses
         self.relays: Mapping[NodeId, PeerAddress] = {}
-        self._trains = BoundedTable[NodeId, bool](MAX_PEERS)  # whether it has a policy of its own, as its advert says
+        self._trains = BoundedTable[NodeId, bool](MAX_PEERS)  # True for a peer whose advert has the role of trainer
 
     def head_of(self, policy_id: NodeId) -> PolicyVersion | None:
         """Newest known head of a lineage, ours included; None if none is known."""

@@ -39,7 +39,7 @@ class IntakeQuota:
     A draw takes up to J external groups, so a node of N that took in every group of every other would check N * I of
     them per step and learn from J. This node takes in about 1.5 * J per draw, spread evenly over the time between its
     draws: a slow learner still finds young groups, and keeps learning its producers' heads. Until the time between
-    draws is known, every group is taken. Newcomers have an eighth of this in addition to what the others have.
+    draws is known, every group is taken. Newcomers have an eighth of this in addition to the share of the others.
 
     Example:
         quota = IntakeQuota(config.replay, clock)
@@ -63,7 +63,7 @@ class IntakeQuota:
         self._drawn_at_s = now_s
 
     def try_take(self, via: NodeId, num_neighbours: int, num_held: int, share: float = 1.0) -> bool:
-        """Counts one more group from this neighbour, if it is worth fetching and checking; else returns False.
+        """True if one more group from this neighbour is worth fetching and checking; the group then counts.
 
         Args:
             via: the neighbour.
@@ -107,12 +107,12 @@ class TaskQuota:
         self._holders = dict[TaskName, set[str]]()  # parties that have groups of it
         self._parties = Counter[str]()  # tasks that it has groups of
         self._alone = Counter[str]()  # tasks that no other party has groups of
-        self._share: float | None = None  # as the groups are now
+        self._share: float | None = None  # cached; None after a change
 
     def count(self, party: str, task: TaskName, by: int) -> None:
         """Counts a group of a task by a party that came (`by` = 1) or went (-1).
 
-        The groups that one party has of one task count once: nobody can show alone that tasks repeat. Groups of
+        The groups that one party has of one task count once: no party can show alone that tasks repeat. Groups of
         newcomers (no party) show neither that tasks repeat nor that they do not, and a task without a name is unknown:
         both are ignored.
         """
@@ -139,7 +139,7 @@ class TaskQuota:
         """Estimated share of one task among all groups, if tasks are alike: the smaller of two estimates.
 
         They come from the number of distinct tasks and from the number of groups that coincide. 1 while only one party
-        is known: there is nothing to compare with, and nobody to be protected.
+        is known: there is nothing to compare with, and no other party to protect.
         """
         if len(self._parties) <= 1:
             return 1.0

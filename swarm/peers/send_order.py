@@ -31,7 +31,7 @@ _LOOK_S: Final = 1.0
 class Stream:
     """A stream of groups to a peer."""
 
-    origin: str  # of the peer
+    origin: str  # party or subnet of the peer, else its id
 
 
 class SendOrder:
@@ -56,10 +56,10 @@ class SendOrder:
         self._reputation = reputation
         self._origin_of = origin_of
         self._clock = clock
-        self._streams: dict[Stream, float | None] = {}  # to those who give: last item taken; None: it has all
-        self._num_since = 0  # items to those who give, since the last one to others
+        self._streams: dict[Stream, float | None] = {}  # to givers -> time of the last item taken; None: the stream has all items
+        self._num_since = 0  # items to givers since the last one to others
         self._sent = Signal()
-        self._others = asyncio.Lock()  # held by the one of them whose turn is next
+        self._others = asyncio.Lock()  # held by the non-giver whose turn is next
 
     def is_giver(self, peer: NodeId) -> bool:
         """True if enough groups that the peer produced were admitted lately."""
@@ -134,7 +134,7 @@ class UploadLimit:
         self._bytes_per_s = bytes_per_s
         self._clock, self._is_giver = clock, is_giver
         self._free_at_s = clock.monotonic_s() - BURST_S  # all bytes that were let go have left by then
-        # by node id those who give, by subnet all others
+        # givers by node id, all other peers by subnet
         self._waiting = {gives: FairTable[str, _Waiter]() for gives in (True, False)}
         self._owed_bytes = 0  # that givers sent, times their share, ahead of those who give nothing
         self._timer: asyncio.TimerHandle | None = None

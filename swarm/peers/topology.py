@@ -1,7 +1,7 @@
 """Overlay topology: a ring for connectivity, links that are kept, and hash-random links for a small diameter.
 
 Invariant: among nodes that know the same peers, groups reach every node from every other, and a peer that comes or goes
-changes at most one neighbour of any node; the peers known longest keep half of the places, whoever comes.
+changes at most one neighbour of any node; the peers known longest keep half of the places.
 """
 
 import hashlib

@@ -267,10 +267,10 @@ class CreditLedger:
         return num_judged < len(record.late_s) + (0 if line is None else line.num_outstanding)
 
     def record_delivery(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = True) -> None:
-        """Settles one grant with a group that arrived.
+        """Settles one grant with a group that arrived; without an open or late grant nothing changes.
 
         A refused group may be sent again: its grant counts as late. A refused or useless group resets its producer to
-        one group at a time; otherwise a member could use up credit with groups that nobody learns from.
+        one group at a time; otherwise a member could use up credit with groups that no step learns from.
 
         Args:
             is_useful: False for a group that hardly any step has a place for.

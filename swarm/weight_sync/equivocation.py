@@ -1,8 +1,8 @@
 """Equivocation of a lineage's owner: two signed manifests that give one step of one branch different weights.
 
 Invariant: no honest owner can be accused. Each start or rewind of a trainer begins a higher `Manifest.branch`, and
-within a branch it signs a step once; so two manifests of one branch and step with different weights prove a lie,
-whoever brings them, since both carry the owner's signature. Every table is bounded.
+within a branch it signs a step once; so two manifests of one branch and step with different weights prove a lie, from
+any sender, since both carry the owner's signature. Every table is bounded.
 """
 
 import base64

@@ -331,7 +331,7 @@ class WeightFollower:
         """The manifests that lead from the engine's version to the newest one that is complete on the disk.
 
         Args:
-            held: version in the engine; None: the engine has none of a trainer.
+            held: version in the engine; None: nothing of the followed lineage.
             wait: True: waits until there are such manifests. Otherwise returns None if there are none.
         """
         if self.state is FollowerState.READY and held != self.head:  # a new engine, which does not serve the head

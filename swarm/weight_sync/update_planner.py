@@ -1,9 +1,8 @@
-"""Update planner: the cheapest patch chain from the engine's version to the newest available one, and its missing
-chunks.
+"""Update planner: the cheapest patch chain from the engine's version to the newest available one, with missing chunks.
 
-Invariant: a step has one version, and the plan is the cheapest chain by what is known now. Chunks on the disk cost next
-to nothing, so a newer version changes the plan without discarding what was fetched. Only the trainer itself may replace
-a known version. Pure bookkeeping.
+Invariant: a step has one version, and the plan is the cheapest chain by the patches and chunks known now. Chunks on the
+disk cost next to nothing, so a newer version changes the plan without discarding fetched chunks. Only the trainer
+itself may replace a known version. Pure bookkeeping.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """Request deadline: a call whose request does not come in time ends.
 
 gRPC counts a call from its headers on and waits for its request forever, so calls of headers alone can fill
-`maximum_concurrent_rpcs`: 40 connections without any key locked everybody out of a node. Invariant: calls that wait for
-their request are bounded in time, and in number for each subnet.
+`maximum_concurrent_rpcs`: 40 connections without any key kept all other nodes out. Invariant: calls that wait for their
+request are bounded in time, and in number for each subnet.
 """
 
 import asyncio

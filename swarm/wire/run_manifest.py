@@ -81,31 +81,31 @@ class RunManifest(Model):
     model: ModelConfig
     """Base model; its digest is that of the published tensors."""
     tokenizer_digest: str = ""
-    """Hex SHA-256 of the tokenizer; empty where the coordinator does not have it."""
+    """Hex SHA-256 of the tokenizer; "" if the coordinator does not have the tokenizer."""
     environments: tuple[EnvironmentConfig, ...] = Field(max_length=MAX_ENVIRONMENTS)
     """Every environment of the run."""
     generator: GeneratorConfig = GeneratorConfig()
-    """Recommended."""
+    """Recommended settings of generation."""
     replay: ReplayConfig = ReplayConfig()
-    """Recommended."""
+    """Recommended settings of the replay."""
     learner: LearnerConfig = LearnerConfig()
-    """Recommended."""
+    """Recommended settings of the learner."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Recommended."""
+    """Recommended settings of the evaluation."""
     trainer: str = ""
-    """Node id of the trainer that generators follow (`follow.policy`); empty: the only trainer that they find."""
+    """Node id of the trainer that generators follow (`follow.policy`); "": the only trainer that they find."""
     limits: ManifestLimits = ManifestLimits()
     """Shared bounds."""
     anchors: tuple[Anchor, ...] = Field(default=(), max_length=MAX_ANCHORS)
-    """Long-lived nodes (`exchange.anchors`): whoever joins reaches one of them, however many adverts lie."""
+    """Long-lived nodes (`exchange.anchors`): each joining node reaches one of them, however many adverts lie."""
     entry: EntryConfig = EntryConfig()
     """Rules of entry."""
     serial: int = Field(default=0, ge=0, le=MAX_SERIAL)
-    """Rises with every change that its key signs; 0 in releases that did not count."""
+    """Number that rises with every change signed by the same key; 0 in releases that did not count."""
     expires_at_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Wall clock from which on it is refused; 0: never."""
+    """Wall clock from which on the manifest is refused; 0: never."""
     next_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
-    """Fingerprint of the key that takes over when this one is lost or stolen; a key names it once."""
+    """Fingerprint of the key that takes over when the signing key is lost or stolen; a key names its successor once."""
 
     def to_bytes(self) -> bytes:
         """The manifest as UTF-8 JSON with sorted keys: the bytes that are signed."""

@@ -182,7 +182,12 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
     @rpc
     async def Challenge(self, request: pb.ChallengeRequest, context: Context) -> pb.ChallengeResponse:
-        """Signs the client's nonce and our certificate, and gives a nonce for Hello."""
+        """Signs the client's nonce and our certificate, and returns a nonce for Hello.
+
+        Raises:
+            Unauthenticated: the client's nonce has another length than NONCE_BYTES.
+            Unavailable: the peer has to wait for a turn, or its subnet makes too many handshake calls.
+        """
         self._count_handshake(context.peer())
         async with self._in_turn(context.peer()):
             if len(request.client_nonce) != NONCE_BYTES:
@@ -198,7 +203,12 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
     @rpc
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloResponse:
-        """Checks the client's proof over the nonce of this connection and opens its session."""
+        """Checks the client's proof over the nonce of this connection, and opens its session.
+
+        Raises:
+            Unauthenticated: the proof, the run or the protocol version is wrong, or the node may not take part.
+            Unavailable: as for Challenge, or the node is not allowed now.
+        """
         self._count_handshake(context.peer())
         async with self._in_turn(context.peer()):
             node_id = self._prove(request, context.peer())
