@@ -86,8 +86,7 @@ def build_worker(
 
     Raises:
         ConfigError: the model, the engine or an environment cannot be had, or the recipe needs something that the run
-            does
-            not supply; the message names the key and the fix.
+            does not supply; the message names the key and the fix.
     """
     torch.set_num_threads(config.num_threads)
     build = build_trainer if Role.TRAINER in config.roles else build_generator

@@ -66,8 +66,7 @@ def disk_budget(config: NodeConfig) -> DiskBudget | None:
 
     Raises:
         ConfigError: the bound cannot hold one checkpoint beside the one that is written, leaves too little for the
-            stores,
-            or is set for an architecture of unknown size; or the model cannot be read.
+            stores, or is set for an architecture of unknown size; or the model cannot be read.
     """
     most, shape = config.disk.max_bytes, read_shape(config.model)
     if shape is None and most:

@@ -44,8 +44,7 @@ async def join_swarm(
         link: swarm://host:port[,host:port]/RUN#FINGERPRINT
         directory: the node's directory; its key is made on first use.
         overrides: `key.path=value` on top of the manifest, written as well; with a node.toml that exists, for this
-            start
-            only.
+            start only.
         start: False only writes the file.
         say: function that takes messages for people.
         roles: the node's roles; empty: a new node trains and generates.

@@ -131,8 +131,7 @@ class RolloutSource:
 
         Raises:
             Unavailable: the groups did not come in time; the message gives known causes. Groups that came wait for the
-                next
-                call. Any other error is the one that ended the node.
+                next call. Any other error is the one that ended the node.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         found: list[SourcedGroup] = []

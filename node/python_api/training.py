@@ -199,8 +199,7 @@ def train(
         model: `smollm2`, a folder, or a hub id; `tiny` for a try; or another training, whose model is the start.
         tasks: records with `question` (or `messages`) and `answer`, or a .jsonl file of them; None with `environments`.
         reward: worth of an answer; the source of a function is copied, so the function itself has to import what it
-            uses. A
-            text names a function as `my_file.py:score`. None: the answer must be the same text or number.
+            uses. A text names a function as `my_file.py:score`. None: the answer must be the same text or number.
         recipe: the objective, a name of `swarm recipes list` or `my_file.py:RECIPE`.
         directory: directory of the training.
         steps: optimizer steps in all.

@@ -94,7 +94,7 @@ class AddressBook:
             True: RateLimiter[str](SUBNET_PER_S, ALIVE_BURST, MAX_ENDPOINTS),
             False: RateLimiter[str](SUBNET_PER_S, SUBNET_BURST, MAX_ENDPOINTS),
         }
-        self.relays: tuple[PeerAddress, ...] = ()  # relays at which we hold reservations; others may be in reach only through them
+        self.relays: tuple[PeerAddress, ...] = ()  # at which we hold reservations: others may not be in reach otherwise
         self.num_answered = self.num_failed = 0  # dials since the process started
         self.newest_error = ""  # why one of them failed
         # peers that failed at their own address or at another relay, and the number reached in a row through ours since

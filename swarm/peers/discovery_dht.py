@@ -103,8 +103,7 @@ class HivemindDirectory:
             cache_path: JSON file of peer addresses from earlier runs; None keeps none.
             entry: rule that decides whose adverts are stored and shown; None: all adverts are.
             is_outward: returns True while other nodes cannot dial this one: it then stores and asks, and holds nothing
-                for
-                others. Called again in each round of repair.
+                for others. Called again in each round of repair.
 
         Raises:
             ConfigError: a listening or bootstrap address is invalid or not TCP, or hivemind is not installed.

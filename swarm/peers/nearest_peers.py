@@ -29,8 +29,7 @@ async def nearest_peers(
     Args:
         known: distance and peer, to begin with.
         ask: returns the distances and peers that a peer names, nearest first, of which `width` are read; None if the
-            peer
-            does not answer.
+            peer does not answer.
         width: number of nearest peers to ask, if there are as many.
         at_once: most concurrent calls of `ask`.
         timeout_s: time limit of the search.

@@ -56,7 +56,7 @@ class SendOrder:
         self._reputation = reputation
         self._origin_of = origin_of
         self._clock = clock
-        self._streams: dict[Stream, float | None] = {}  # to givers -> time of the last item taken; None: the stream has all items
+        self._streams: dict[Stream, float | None] = {}  # to givers: last item taken; None: has all
         self._num_since = 0  # items to givers since the last one to others
         self._sent = Signal()
         self._others = asyncio.Lock()  # held by the non-giver whose turn is next

@@ -188,8 +188,7 @@ class UpdatePlanner:
     Args:
         known: known patches of the trainer.
         max_bytes: bound of all payloads of one chain, on the disk or not; if the newest version needs more, an older
-            one is
-            planned first.
+            one is planned first.
     """
 
     def __init__(self, known: KnownPatches, max_bytes: int) -> None:

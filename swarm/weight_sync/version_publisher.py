@@ -49,8 +49,7 @@ class VersionPublisher:
         Args:
             version: a version of our own lineage.
             bodies: bodies of the manifests that lead to the version; empty if its chunks found no room. The worker
-                waits for
-                this call and writes no chunk.
+                waits for this call and writes no chunk.
         """
         if version.step <= self._newest_step or not self._branch:
             self._begin_branch(self._branch)

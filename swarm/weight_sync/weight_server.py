@@ -112,8 +112,7 @@ class WeightServer:
         Raises:
             NotHeld: no manifest of the lineage is served, and we do not publish it.
             Unavailable: the peer is not allowed, opened a newer stream, or the owner equivocates; also in the middle of
-                a
-                stream.
+                a stream.
         """
         self._reputation.require_allowed(peer)
         proof = self.proofs.get(policy_id)
@@ -223,8 +222,7 @@ class ChunkSlots:
 
         Raises:
             Unavailable: the peer has too many calls, or too many calls wait; also for a call that waits, if it has to
-                make
-                room for a peer with fewer.
+                make room for a peer with fewer.
         """
         if self._num_held[peer] + len(self._waiting.of(peer)) >= CHUNKS_PER_PEER and not self._cut_one_of(peer):
             raise Unavailable(f"{CHUNKS_PER_PEER} chunks of this peer are under way; ask for fewer at a time")

@@ -183,8 +183,7 @@ async def open_channel(
         timeout_s: time limit of the whole handshake.
         clock: monotonic clock of the session; None: the machine's.
         credential: returns the credential that we show to be admitted. None shows nothing, not even our identity: only
-            the
-            server proves itself, for calls that need no session.
+            the server proves itself, for calls that need no session.
         note_clock: called with the server's clock at each handshake.
         socket_path: Unix socket that leads there; the endpoint is then only a name for messages.
         ping_s: seconds without a byte after which the other end is pinged.
