@@ -315,8 +315,7 @@ def make_producer(
 ) -> GroupProducer:
     """Producer of groups: the endless sequence of training tasks, and the engine that answers them.
 
-    No task comes again while a group about it may still wait for a draw: the spacing is at least the number of groups
-    that may wait.
+    No task comes again while a group about it may wait for a draw: the spacing is at least the groups that may wait.
     """
     num_waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups
     if recipes.main.prompts is not None:

@@ -198,9 +198,7 @@ def read_credential(config: NodeConfig, node_id: NodeId) -> Credential:
 
 
 def keep_invitation(directory: Path, text: str, run_id: str, node_id: NodeId) -> None:
-    """Writes an invitation into a node's directory. Raises ConfigError if it is malformed, or of another node or
-    run.
-    """
+    """Writes an invitation into a node's directory. Raises ConfigError if it is malformed or of another node or run."""
     invitation = invitation_from_text(text)
     if not fits_invitation(invitation, run_id, node_id):
         raise ConfigError(

@@ -429,9 +429,7 @@ def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:
 
 
 async def run_daemon(config: NodeConfig, make: Callable[[NodeConfig], Daemon] = Daemon) -> None:
-    """Runs the node that `make` returns to its end, SIGTERM or Ctrl-C; a second Ctrl-C forces. Raises as
-    `Daemon.run`.
-    """
+    """Runs the node from `make` to its end, SIGTERM or Ctrl-C; a second Ctrl-C forces. Raises as `Daemon.run`."""
 
     async def run() -> None:
         async with make(config) as daemon:

@@ -1,5 +1,4 @@
-"""Further nodes of a training on this machine: processes that share their rollouts with the first node, or generate for
-it.
+"""Further nodes of a training on this machine: processes that share rollouts with the first node, or generate for it.
 
 Invariant: no node outlives the training, however it ends; each is an ordinary node in `<dir>/nodes/NUMBER`.
 

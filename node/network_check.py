@@ -1,5 +1,4 @@
-"""Check of this machine's network for `swarm doctor LINK`: its abilities for a node of a run, and possible
-improvements.
+"""Check of this machine's network for `swarm doctor LINK`: abilities of a node here, and possible improvements.
 
 Invariant: only the run's own coordinator and bootstrap peers are called; a server listens for the time of the check.
 """

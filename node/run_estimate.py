@@ -149,8 +149,7 @@ class MemoryEstimate:
 
     @property
     def device_peak(self) -> int:
-        """Most bytes in the memory of a GPU: `peak` without the process and the checkpoint's copy, which the host
-        holds.
+        """Most bytes in the memory of a GPU: `peak` without process and checkpoint copy, which the host holds.
 
         The engine's old weights count as well: it keeps them while new ones are checked, perhaps during a step.
         """

@@ -290,9 +290,7 @@ async def _until_cancelled(training: Coroutine[Any, Any, None]) -> bool:
 
 
 def _written(path: Path, text: str) -> Path:
-    """Writes a text into a file; returns the path. Raises ConfigError if a training that began has another text
-    there.
-    """
+    """Writes a text into a file; returns the path. Raises ConfigError if a begun training has another text there."""
     has_begun = (path.parent / NODE_FILE).exists()
     if has_begun and path.exists() and path.read_text(encoding="utf-8") != text:
         raise ConfigError(

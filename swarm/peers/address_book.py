@@ -104,8 +104,7 @@ class AddressBook:
     # --- whether to dial -------------------------------------------------------------------------
 
     def best_address(self, node_id: NodeId, endpoints: Sequence[str]) -> PeerAddress:
-        """The best address at which to dial a node now: one where it proved its key, else the first that may be
-        dialled.
+        """The best address to dial a node at now: one where it proved its key, else the first that may be dialled.
 
         If none may be dialled now, the first of all in the same order. Addresses at our own relays come after the
         node's endpoints, or before them once only our relays have led to BEYOND_REACH peers in a row.
@@ -243,8 +242,7 @@ class AddressBook:
             self._forget(address.node_id)
 
     def record_other(self, address: PeerAddress, other: NodeId, caller: str = "") -> None:
-        """Records that another node than the expected one proved its key there, which voids all other claims to the
-        address.
+        """Records that a node other than the expected one proved its key there, which voids all other claims.
 
         A node whose known address works keeps that address: a liar could forward calls from this one and then cut them
         off. If the address is behind a relay, the answer only counts as a failure.

@@ -1,8 +1,7 @@
 """Client of the coordinator: gRPC calls, and the versions, figures and advice that a node exchanges with it.
 
 Invariant: every call except a watch returns or raises Unavailable within its timeout, once earlier calls have ended;
-after a failure the next attempt to connect waits, with jitter, so that a swarm never storms a coordinator that has just
-come back.
+after a failure the next attempt to connect waits, with jitter, so that a swarm never storms a coordinator that is back.
 """
 
 import asyncio

@@ -164,8 +164,7 @@ class DhtPeer:
     async def ping_unknown(self, most: int) -> None:
         """Clears the list of unresponsive peers, and pings up to `most` connected peers that the routing table lacks.
 
-        Then searches for our own neighbours and drops spare nodes over the bound. Raises Unavailable if p2pd does not
-        answer.
+        Then searches for our own neighbours and drops spare nodes over the bound. Raises Unavailable.
         """
         node, table = self._node, self._node.protocol.routing_table
         node.blacklist.clear()

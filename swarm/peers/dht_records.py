@@ -76,8 +76,7 @@ class RecordChecker:
     """Decides which records are adverts of this run. A record that is known as verified is not verified again.
 
     Authors that were verified before have their own rate limit, so that a flood of new identities cannot keep known
-    nodes from refreshing. Records exchanged with relays have another: neither they nor the DHT use up the checks of the
-    other.
+    nodes from refreshing. Records exchanged with relays have another, so that neither side uses up the other's checks.
     """
 
     def __init__(
@@ -209,8 +208,7 @@ class ShardRecords:
 class SeenRecords:
     """The records of all shards, kept separately for the DHT and the newest relays: no source takes another's room.
 
-    Each source has room for 2 * MAX_RECORDS_PER_SHARD records in each shard, of some 3 KB: 4 MB a shard if all are
-    full.
+    Each source has room for 2 * MAX_RECORDS_PER_SHARD records in each shard, of some 3 KB: at most 4 MB a shard.
 
     Args:
         shards: number of shards of the run.

@@ -1,7 +1,7 @@
 """Storage and validation of adverts inside hivemind, and parsers of the answers that it receives.
 
-Invariant: only checked adverts of our run are kept, in at most one table per shard, and an answer is bounded before it
-is parsed.
+Invariant: only checked adverts of our run are kept, one table per shard, and answers are bounded before they are
+parsed.
 """
 
 from collections.abc import Iterator

@@ -159,8 +159,7 @@ class HivemindDirectory:
     def outlasting(self, advert: Advert) -> Advert:
         """Our advert, with a later expiry if a looked-up advert of ours would outlast it.
 
-        The DHT would otherwise keep the older advert, for instance the last one of a node that left and whose clock was
-        set back before it came again.
+        Otherwise the DHT would keep the older one, as after a restart with a clock that was set back.
         """
         public_key = self._identity.public_key
         newest = self._seen.newest(shard_of(public_key, self._config.shards), public_key)
@@ -234,8 +233,7 @@ class HivemindDirectory:
     async def maintain(self) -> None:
         """Runs one round of repair: probes p2pd, rejoins, saves peer addresses, and announces our last advert again.
 
-        p2pd is started again if it is dead, and as a client or server if other nodes can dial this one no more, or
-        again.
+        p2pd is started again if it is dead, and in the other mode if other nodes can dial this one no more, or again.
 
         Raises:
             Unavailable: p2pd is dead and does not start again, peers took too long, or the directory was stopped.
@@ -350,9 +348,7 @@ class HivemindDirectory:
 
 
 async def _import_node() -> Any:
-    """Imports hivemind (and with it torch: about two seconds) in a thread. Raises ConfigError if it is not
-    installed.
-    """
+    """Imports hivemind (and torch: about two seconds) in a thread. Raises ConfigError if it is not installed."""
     try:
         return await asyncio.to_thread(importlib.import_module, "swarm.peers.dht_node")
     except ModuleNotFoundError as error:

@@ -1,8 +1,7 @@
 """Parties: keys that count as one, and keys that are established.
 
 A key costs nothing, so influence is bounded per party and not per key. Invariant: nothing that a free key does by
-itself, for however long, makes it established, and no number of keys without a voucher is more than one party of
-newcomers.
+itself, for however long, makes it established, and keys without a voucher are at most one party of newcomers.
 
 Established keys. In a private run all keys: the owner let in each node that reaches this one, and each key is its own
 party. Else the members of the run, and the nodes that members invited. Right answers prove nothing: a script writes
@@ -84,8 +83,7 @@ class Parties:
     def origin_of(self, node_id: NodeId) -> str:
         """Name that the work caused by a key counts against; "" if the key proved itself nowhere.
 
-        Outside private runs an established key counts as its party. All others count as the public subnet where the key
-        proved itself, or as the key itself at other addresses.
+        Outside private runs an established key counts as its party; any other as its public subnet or itself.
         """
         if not self.is_private and self.is_established(node_id):
             return self.party_of(node_id)

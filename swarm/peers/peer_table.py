@@ -65,8 +65,7 @@ class Peers:
             self.connected.discard(peer)
 
     def record_call(self, peer: NodeId, subnet: str = "") -> None:
-        """Records a call of a peer that proved its key; a full table drops the oldest caller of the most frequent
-        subnet.
+        """Records a call of a peer that proved its key; a full table drops the oldest caller of the fullest subnet.
 
         Args:
             peer: the caller.
@@ -81,8 +80,7 @@ class Peers:
     def observe(self, adverts: Sequence[Advert]) -> None:
         """Updates the heads, relays and roles of peers from the adverts of the directory.
 
-        A generator's advert names the version of its trainer that it serves, which is no evidence of that trainer's
-        head.
+        A generator's advert names the version of its trainer that it serves, no evidence of that trainer's head.
         """
         self._served = frozenset(advert.head.policy_id for advert in adverts if advert.node_id in self.connected)
         offered = [each for each in adverts if each.relay_reservations and each.endpoints]
@@ -99,8 +97,8 @@ class Peers:
     def learn_head(self, group: RolloutGroup) -> None:
         """Updates the producer's own head from a signed group, before the next advert does.
 
-        Versions of another lineage in the group are claims: a generator cannot move the head of its trainer, and so
-        cannot make the groups of others look old.
+        Versions of other lineages are claims: a generator cannot move its trainer's head to make others' groups look
+        old.
         """
         if group.policy_id != self._node_id:
             self.in_use[group.policy_id] = None

@@ -113,8 +113,7 @@ class TaskQuota:
         """Counts a group of a task by a party that came (`by` = 1) or went (-1).
 
         The groups that one party has of one task count once: no party can show alone that tasks repeat. Groups of
-        newcomers (no party) show neither that tasks repeat nor that they do not, and a task without a name is unknown:
-        both are ignored.
+        newcomers (no party) and of tasks without a name do not count.
         """
         if not party or not task[0]:
             return

@@ -105,8 +105,7 @@ class Reputation:
         """Creates a table without any peer.
 
         Args:
-            is_denied: returns True for a peer that the run does not admit, or no longer; the score then does not
-                matter.
+            is_denied: returns True for a peer that the run does not admit (any more), whatever its score.
         """
         self._is_denied = is_denied
         assert groups_per_minute > 0 and half_life_s > 0 and max_peers > 0

@@ -1,8 +1,7 @@
 """Fetching chunks of weights: the choice of a source by its measured rate, hedged by the trainer itself (the origin).
 
 Invariant: every table is bounded. A source that forges or keeps failing is banned for a while. A source of unknown rate
-gets one chunk at a time and, once the origin's rate is known, ranks behind an idle origin. An origin that fails to
-deliver stays connected.
+gets one chunk at a time, and ranks behind an idle origin of known rate. A failing origin stays connected.
 """
 
 import asyncio

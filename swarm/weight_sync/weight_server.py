@@ -207,8 +207,7 @@ class ChunkSlots:
     """Slots for the chunks that a server has in memory at once, held until the last byte was sent.
 
     A peer has at most CHUNKS_PER_PEER calls, waiting ones included. A free slot goes to the waiting peer with the
-    fewest slots, in turn. A peer that has not read its chunk within the stall timeout loses the slot once other calls
-    wait.
+    fewest slots, in turn. A peer that has not read its chunk within the stall timeout loses the slot if calls wait.
     """
 
     def __init__(self, stall_timeout_s: float = CHUNK_STALL_S) -> None:

@@ -1,7 +1,6 @@
 """Credentials for entering a run: an invitation that a member signed, or a proof of work.
 
-Invariant: a credential is valid for one key in one run and for a bounded time; credentials from other nodes are checked
-without raising.
+Invariant: a credential is valid for one key in one run and for a bounded time; checks of foreign bytes never raise.
 """
 
 import base64

@@ -125,8 +125,7 @@ def node_config_from_manifest(
 ) -> JsonDict:
     """Plain data of a node.toml for taking part in the run from `directory`. Raises ConfigError beyond a bound.
 
-    `entry.established` is left out: a value in the file would be the node's own; without one the newest manifest
-    decides.
+    `entry.established` is left out: a value in the file would be the node's own, and override the newest manifest.
     """
     check_manifest(manifest)
     data: JsonDict = {

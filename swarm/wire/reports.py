@@ -1,7 +1,6 @@
 """Messages for heartbeats and advice between a node and the coordinator.
 
-Invariant: values from a message are finite and bounded, or the whole message becomes None; neither side trusts the
-other.
+Invariant: values from a message are finite and bounded, or the message becomes None; neither side trusts the other.
 """
 
 import math

@@ -110,8 +110,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
             limits: bounds of the sessions and the server; None: the defaults.
             require_allowed: called with the node id at Hello and at every call; raises Unavailable to refuse the node.
             require_entry: called with node id and credential at Hello; raises Unavailable or Unauthenticated to refuse.
-            turn_of: context in which each call of SessionService by an unproven peer runs; raises Unavailable to
-                refuse.
+            turn_of: context of each call of SessionService by an unproven peer; raises Unavailable to refuse.
         """
         self._turn_of = turn_of
         self._require_allowed = require_allowed
@@ -318,8 +317,7 @@ async def start_server(
     Args:
         listen: host:port; port 0 picks a free one.
         sessions: authenticates clients; its limits bound the server.
-        register: functions that add one service each, e.g. `lambda s: add_ExchangeServiceServicer_to_server(servicer,
-            s)`.
+        register: each adds one service, e.g. `lambda s: add_ExchangeServiceServicer_to_server(servicer, s)`.
 
     Raises:
         ConfigError: the server cannot listen on the address.
