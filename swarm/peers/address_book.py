@@ -121,7 +121,7 @@ class AddressBook:
         return next(filter(self.may_dial, offered), offered[0])
 
     def is_known(self, address: PeerAddress) -> bool:
-        """True if the node of the address proved its key there."""
+        """True if the node of the address was the last to prove its key there."""
         return self._owners.get(address.location) == address.node_id
 
     def endpoint_of(self, node_id: NodeId) -> str | None:

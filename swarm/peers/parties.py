@@ -64,7 +64,9 @@ class Parties:
         return "member" if entry.is_member(node_id) else "newcomer"
 
     def party_of(self, node_id: NodeId) -> str:
-        """Name of the party of a key; the party of a newcomer counts only among newcomers."""
+        """Name of a key's party: itself, its voucher, or for a newcomer its public subnet, which counts among
+        newcomers only.
+        """
         entry = self.entry
         if entry is None or entry.is_member(node_id):
             return node_id

@@ -104,7 +104,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         """Creates the service with a new certificate.
 
         Args:
-            identity: our identity, which the certificate is bound to.
+            identity: our identity, which signs each challenge.
             run_id: the run that clients must name.
             clock: clock of the sessions.
             limits: bounds of the sessions and the server; None: the defaults.
@@ -185,7 +185,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
         Raises:
             Unauthenticated: the client's nonce has another length than NONCE_BYTES.
-            Unavailable: the peer has to wait for a turn, or its subnet makes too many handshake calls.
+            Unavailable: the peer is refused a turn, or its subnet makes too many handshake calls.
         """
         self._count_handshake(context.peer())
         async with self._in_turn(context.peer()):
@@ -268,7 +268,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         """Ends expired and broken sessions, else the oldest one of this subnet or of the subnet with most.
 
         Raises:
-            Unavailable: no other subnet has more sessions than this one.
+            Unavailable: all places are taken, and no other subnet has more of them than this one.
         """
         if now_s >= self._tidy_at_s:
             self._tidy_at_s = now_s + _TIDY_EVERY_S
