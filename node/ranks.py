@@ -75,8 +75,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     """Runs `python ARGUMENTS` in `count` processes of this machine, as `torchrun --standalone` does (blocking).
 
     Returns:
-        0; or the exit code of a process that failed, with which the others are ended; or 128 + the signal that ended
-        all.
+        0; or the exit code of a failed process, with which the others are ended; or 128 + the signal that ended all.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -64,8 +64,8 @@ class Parties:
         return "member" if entry.is_member(node_id) else "newcomer"
 
     def party_of(self, node_id: NodeId) -> str:
-        """Name of a key's party: itself, its voucher, or for a newcomer its public subnet, which counts among
-        newcomers only.
+        """Party of a key: the key itself, its voucher, or the public subnet of a newcomer, which counts among
+        newcomers.
         """
         entry = self.entry
         if entry is None or entry.is_member(node_id):
