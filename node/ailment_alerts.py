@@ -1,6 +1,6 @@
 """Alerts for findings of `swarm why` in a running node, one for as long as a finding stays.
 
-Invariant: the diagnosis runs in a process of its own, so that reading long logs holds up no peer.
+Invariant: the diagnosis runs in its own process, so that reading long logs holds up no peer.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ _GRAVE: Final = ("stops", "harms")
 
 
 class Alert(Protocol):
-    """Shows an alert."""
+    """Function that shows an alert to people; `is_grave`: the finding stops or harms the node."""
 
     def __call__(self, title: str, text: str, *, is_grave: bool) -> None: ...
 
 
 @dataclass(kw_only=True)
 class AilmentAlerts:
-    """Looks at a node every minute.
+    """Diagnoses a node every minute, and sends an alert for each new finding.
 
     Example:
         await AilmentAlerts(config=config, alert=telemetry.alert).keep()
@@ -40,7 +40,7 @@ class AilmentAlerts:
     _known: frozenset[str] = field(default=frozenset(), init=False)
 
     async def keep(self) -> None:
-        """Until cancelled."""
+        """Diagnoses the node every `every_s` seconds until cancelled."""
         while True:
             await asyncio.sleep(self.every_s)
             findings = await self._diagnose()
@@ -48,7 +48,7 @@ class AilmentAlerts:
                 self.take(findings)
 
     def take(self, findings: list[dict[str, Any]]) -> None:
-        """Sends alerts for findings that are new since the last look."""
+        """Sends an alert for each finding that was absent at the last look; notes are left out."""
         ailments = {each["name"]: each for each in findings if each["gravity"] != "note"}
         for name, each in ailments.items():
             if name not in self._known:
@@ -57,7 +57,7 @@ class AilmentAlerts:
         self._known = frozenset(ailments)
 
     async def _diagnose(self) -> list[dict[str, Any]] | None:
-        """The findings of `swarm why --json`; None where it fails."""
+        """The findings of `swarm why --json`; None if the command fails or hangs."""
         command = (sys.executable, "-m", "swarm.cli.main", "why", str(self.config.dir), "--json")
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL

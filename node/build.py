@@ -1,10 +1,10 @@
 """Builds the worker of a node from its configuration: model, policy, engine, questions, evaluation, published versions.
 
 Invariant: nothing here runs a loop or talks to a peer, and a configuration that cannot work raises before the first
-step. A node either trains a policy (`build_trainer`) or follows one (`build_generator`); what generates has weights of
-its own, so that it can run while the learner steps.
+step. A node either trains a policy (`build_trainer`) or follows one (`build_generator`); a trainer's engine has its own
+copy of the weights, so that it can generate while the learner steps.
 
-This module imports torch: it is imported where a worker is built, never by the agent.
+This module imports torch: it is imported only where a worker is built.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class Engine(Generator, Protocol):
     """A generator that holds resources (a process, connections) until it is closed."""
 
     def close(self) -> None:
-        """Releases them (blocking)."""
+        """Releases the resources (blocking)."""
         ...
 
 
@@ -77,16 +77,16 @@ def build_worker(
     """The worker for this node's roles: loads the model and resumes the newest checkpoint (blocking, slow).
 
     Args:
-        config: of the node.
-        node_id: ours, and the name of the policy that we train.
-        exchange: the agent.
-        clock: of the groups and the loops; None: the machine's.
-        loop: that `exchange` runs in; None: no environment of several turns can be played.
-        on_progress: takes the worker's signs of life, also of this call.
+        config: configuration of the node.
+        node_id: our id, which also names the policy that we train.
+        exchange: the worker's side of the agent.
+        clock: clock of the groups and the loops; None: the machine's.
+        loop: event loop that `exchange` runs in; None: no environment of several turns can be played.
+        on_progress: takes the worker's signs of life, also during this call.
 
     Raises:
-        ConfigError: the model, the engine or an environment cannot be had, or the recipe needs what the run does not
-            supply; the message names the key and the fix.
+        ConfigError: the model, the engine or an environment cannot be had, or the recipe needs something that the run
+            does not supply; the message names the key and the fix.
     """
     torch.set_num_threads(config.num_threads)
     build = build_trainer if Role.TRAINER in config.roles else build_generator
@@ -102,7 +102,7 @@ def build_trainer(
     step: Step | None,
     on_progress: OnProgress = ignore_progress,
 ) -> Worker:
-    """A worker that trains a policy of its own, and generates for it where the node has that role."""
+    """A worker that trains its own policy, and generates for it if the node has that role. Raises as `build_worker`."""
     recipes = recipes_of(config)
     environments = build_environments(config.environments)
     task_of = partial(rebuild_task, environments)
@@ -200,7 +200,7 @@ def build_generator(
     step: Step | None,
     on_progress: OnProgress = ignore_progress,
 ) -> Worker:
-    """A worker that generates with the versions of another node's trainer; its agent fetches them into the store."""
+    """A worker that generates with another node's versions, which the agent fetches. Raises as `build_worker`."""
     recipes = recipes_of(config)
     environments = build_environments(config.environments)
     evaluations = make_evaluation_tasks(config, environments)
@@ -262,11 +262,11 @@ def load_engine(
     """The engine that `engine.kind` names, with the run's base model (blocking, slow).
 
     Args:
-        config: of the node.
+        config: configuration of the node.
         tokenizer: the model's tokenizer.
-        version: what the base model is.
-        measured: the compute dtype of the node's own passes; vLLM takes it where it, too, computes on the CPU.
-        network: the base model, which a transformers engine may keep; None: it loads another copy.
+        version: the version that the base model is.
+        measured: compute dtype of the node's own passes; vLLM uses it if it computes on the CPU, too.
+        network: the base model, which a transformers engine may keep; None: the engine loads another copy.
         on_progress: takes the engine's signs of life.
     """
     # Imported here: each needs what a node with another engine may not have.
@@ -283,10 +283,10 @@ def load_engine(
 
 
 def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Callable[[], None]:
-    """Serves what the engine holds where the configuration says so; what is returned ends that.
+    """Serves the engine's policy if `serve.listen` is set; returns a function that stops serving.
 
     Raises:
-        ConfigError: nothing can listen there, or what it needs is not installed.
+        ConfigError: the server cannot listen on the address, or a package that it needs is not installed.
     """
     if not config.serve.listen:
         return lambda: None
@@ -313,9 +313,9 @@ def make_producer(
     clock: Clock,
     step: Step | None = None,
 ) -> GroupProducer:
-    """The endless sequence of training tasks, and the engine that answers them.
+    """Producer of groups: the endless sequence of training tasks, and the engine that answers them.
 
-    No task comes again while a group about it may still wait for a draw: the spacing is at least what waits then.
+    No task comes again while a group about it may wait for a draw: the spacing is at least the groups that may wait.
     """
     num_waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups
     if recipes.main.prompts is not None:
@@ -327,7 +327,7 @@ def make_producer(
 def make_curriculum(
     config: NodeConfig, recipes: RecipeSet, producer: GroupProducer, exchange: LocalExchange
 ) -> Ask | None:
-    """Adaptive choice among the training sequence where the recipe asks for it, else None."""
+    """Adaptive choice among the training tasks if the recipe asks for it, else None."""
     if recipes.main.prompts is None:
         return None
     return AdaptiveCurriculum(
@@ -353,7 +353,7 @@ def make_evaluation_tasks(config: NodeConfig, environments: Mapping[str, Environ
 
 
 def make_evaluate(config: NodeConfig, engine: Generator, tokenizer: Tokenizer, step: Step | None) -> Evaluate:
-    """Tries at problems as `evaluation` of the configuration asks for."""
+    """Function that tries problems with the settings of `evaluation`."""
     return partial(
         try_tasks,
         engine,
@@ -366,14 +366,14 @@ def make_evaluate(config: NodeConfig, engine: Generator, tokenizer: Tokenizer, s
 
 
 def rebuild_task(environments: Mapping[str, Environment], env: str, task_id: int) -> Task:
-    """The task with that number. Raises LookupError."""
+    """The task of an environment with this number. Raises LookupError for an unknown environment or number."""
     return environments[env].task(task_id)
 
 
 def _step(
     exchange: LocalExchange, loop: asyncio.AbstractEventLoop, env: str, task_id: int, actions: Actions
 ) -> "Future[EpisodeOutcome]":
-    """As `episode_player.Step`: the agent plays the environment, from the engine's thread."""
+    """An `episode_player.Step` for the engine's thread: the agent plays the environment."""
     return asyncio.run_coroutine_threadsafe(exchange.step(env, task_id, actions), loop)
 
 
@@ -386,12 +386,12 @@ def answer_greedily(
 
 
 def publish_version(publisher: Publisher, version: PolicyVersion, weights: object) -> list[bytes]:
-    """Manifest bodies of a version whose chunks are in the node's weight store (blocking). Raises StorageFull."""
+    """Manifest bodies of a version, after its chunks were put into the weight store (blocking). Raises StorageFull."""
     return publisher.publish(version, TorchWeights(cast("PublishedTensors", weights)))
 
 
 def require_store_room(config: NodeConfig, loaded: LoadedModel) -> None:
-    """Raises ConfigError where published versions would exceed the disk budget for good."""
+    """Raises ConfigError if the disk budget has no room for a version in full and a patch."""
     least = least_store_bytes(specs_of(TorchWeights(published_state(loaded.network))))
     if config.weights.store_bytes < least:
         raise ConfigError(
@@ -401,5 +401,5 @@ def require_store_room(config: NodeConfig, loaded: LoadedModel) -> None:
 
 
 def open_weight_store(config: NodeConfig) -> WeightStore:
-    """The directory of weights that the agent serves from and fetches into."""
+    """The weight store that the agent serves from and fetches into."""
     return WeightStore(config.dir / "weights", config.weights.store_bytes)

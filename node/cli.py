@@ -41,9 +41,10 @@ def start(
 
 
 def _where_its_key_is(settings: NodeConfig, path: Path, overrides: list[str]) -> NodeConfig:
-    """In the directory of node.toml, where that has the node's key and `dir`, seen from here, has none.
+    """The settings with the directory of node.toml as `dir`, if that directory has the node's key and `dir` has none.
 
-    `swarm join` writes `dir` as it was typed: from another working directory it would begin a new node.
+    `swarm join` writes `dir` as it was typed: from another working directory it would begin a new node. A `dir` set by
+    --set stays.
     """
     is_set = any(each.partition("=")[0].strip() == "dir" for each in overrides)
     if is_set or (settings.dir / KEY).exists() or not (path.parent / KEY).exists():

@@ -1,6 +1,6 @@
 """A node's own credential: the invitation in its directory, and the proof of work that it makes there.
 
-Invariant: a proof is made outside the event loop, once an epoch; a search that is broken off goes on where it was.
+Invariant: a proof is made outside the event loop, once an epoch; an interrupted search continues where it stopped.
 """
 
 import asyncio
@@ -52,14 +52,14 @@ class OwnCredential:
         self._is_changed = asyncio.Event()
 
     def shown(self) -> bytes:
-        """As it travels; empty for a node that has nothing to show."""
+        """The credential in its serialised form; b"" for a node that has none."""
         return self._credential.to_bytes()
 
     async def prepare(self) -> None:
-        """Reads or makes what the run asks for, so that this node itself would be admitted.
+        """Reads or makes the credential that the run asks for, so that this node itself would be admitted.
 
         Raises:
-            ConfigError: the node cannot take part; names the fix.
+            ConfigError: the node cannot take part; the message names the fix.
         """
         entry, held = self._rule.config, self._credential.work
         invitation = await asyncio.to_thread(read_invitation, self._config.dir)
@@ -79,11 +79,11 @@ class OwnCredential:
             raise ConfigError(f"entry: {error}{fix}") from None
 
     def request_renewal(self) -> None:
-        """The run asks for something else now."""
+        """Has `keep` prepare the credential again at once, since the run's rule of entry changed."""
         self._is_changed.set()
 
     async def keep(self) -> None:
-        """Makes a new proof of work in each epoch, and what a newer manifest asks for."""
+        """Prepares the credential again every hour, for a new epoch, and after `request_renewal`, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_RENEW_EVERY_S):
@@ -111,7 +111,7 @@ class WorkSearch:
         self._first = 0
 
     async def run(self) -> WorkProof:
-        """The proof: of an earlier run of this node where it is still good, else a new one."""
+        """The proof of work: the one found earlier in this epoch, else a new one (minutes)."""
         work = await asyncio.to_thread(self._restore)
         if work is not None:
             return work
@@ -132,7 +132,7 @@ class WorkSearch:
         return work
 
     def _restore(self) -> WorkProof | None:
-        """A proof that is still good; else the search begins where the last one of this epoch stopped."""
+        """The proof found earlier in this epoch; else None, and the search begins where the last one stopped."""
         reached = _read_search(self._path, self._run_id, self._node_id, self._bits)
         if reached is None or reached.work.epoch != self._epoch:
             return None
@@ -142,7 +142,7 @@ class WorkSearch:
         return None
 
     def _go_on(self, nonce: int) -> bool:
-        """In the searching thread, before each try."""
+        """Saves and logs the progress now and then; False ends the search. Runs in its thread before each try."""
         now_s = self._clock.monotonic_s()
         is_over = self._is_over.is_set()
         if is_over or now_s - self._saved_s > _SAVE_EVERY_S:
@@ -170,7 +170,7 @@ class _Reached:
 
 
 def _read_search(path: Path, run_id: str, node_id: NodeId, bits: int) -> _Reached | None:
-    """The progress of a search; None where the file is missing, unreadable, or of another search."""
+    """The progress of a search; None if the file is missing, unreadable, or of another search."""
     try:
         data: JsonDict = read_json(path, _MAX_FILE_BYTES)
         kept = {key: data[key] for key in ("run_id", "node_id", "bits")}
@@ -186,11 +186,11 @@ def _read_search(path: Path, run_id: str, node_id: NodeId, bits: int) -> _Reache
 
 
 def read_credential(config: NodeConfig, node_id: NodeId) -> Credential:
-    """The credential in a node's directory; nothing is made. Raises ConfigError for a damaged invitation.
+    """The credential in a node's directory; no proof of work is made. Raises ConfigError for a damaged invitation.
 
     Args:
-        config: as the newest manifest says.
-        node_id: of the node.
+        config: configuration of the node, with the values of the newest manifest.
+        node_id: id of the node.
     """
     reached = _read_search(config.dir / WORK, config.run_id, node_id, config.entry.work_bits)
     work = reached.work if reached is not None and reached.is_found else None
@@ -198,7 +198,7 @@ def read_credential(config: NodeConfig, node_id: NodeId) -> Credential:
 
 
 def keep_invitation(directory: Path, text: str, run_id: str, node_id: NodeId) -> None:
-    """Writes an invitation into a node's directory. Raises ConfigError for one of another node or run."""
+    """Writes an invitation into a node's directory. Raises ConfigError if it is malformed or of another node or run."""
     invitation = invitation_from_text(text)
     if not fits_invitation(invitation, run_id, node_id):
         raise ConfigError(
@@ -208,7 +208,7 @@ def keep_invitation(directory: Path, text: str, run_id: str, node_id: NodeId) ->
 
 
 def read_invitation(directory: Path) -> Invitation | None:
-    """The invitation in a node's directory; None where there is none. Raises ConfigError for what is none."""
+    """The invitation in a node's directory; None if there is none. Raises ConfigError if it cannot be used."""
     path = directory / INVITATION
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Node daemon: builds every part of a node's agent, starts them in order, and drains them in reverse.
+"""Node daemon: builds every part of a node's agent, starts the parts in order, and stops them in reverse.
 
-Order: identity, store, tokenizer, sandbox, agent, transport (serve), directory, coordinator, loops, worker.
-Invariant: whatever was started is stopped, also when a later part fails to start.
+Order: identity, store, tokenizer, sandbox, agent, transport (serve), directory, coordinator, loops, worker. Invariant:
+every started part is stopped, also when a later part fails to start.
 """
 
 import asyncio
@@ -88,7 +88,11 @@ class Daemon(Service):
     """
 
     def __init__(self, config: NodeConfig, on_event: Callable[[Event], None] | None = None) -> None:
-        """`on_event`: called with each event of the node, in its event loop."""
+        """Creates a node that is not started yet.
+
+        Args:
+            on_event: called with each event of the node, in its event loop.
+        """
         super().__init__()
         self.config = config
         self._on_event = on_event
@@ -110,7 +114,7 @@ class Daemon(Service):
         """Runs every loop until cancelled, or until every step is made (`learner.at_end`).
 
         Raises:
-            ConfigError: the worker cannot work with this configuration.
+            ConfigError: the worker cannot work with this configuration. Any other error of a loop is raised, too.
         """
         log_as(self.config.dir)  # this task may be another one than that of the start
         rng = random.Random(secrets.token_bytes(32))  # strangers are tried in an order that they cannot foresee
@@ -169,7 +173,7 @@ class Daemon(Service):
             raise
 
     async def _start_parts(self) -> None:
-        """The parts that need a directory locked by this process."""
+        """Starts the parts that need a directory locked by this process."""
         config = self.config = await asyncio.to_thread(within_budget, self.config)
         held = await asyncio.to_thread(load_held, config.dir, config.run_id)
         config = self.config = with_held(config, held)
@@ -244,7 +248,7 @@ class Daemon(Service):
         return list(self.directory.visible_maddrs()) if self.directory is not None else []
 
     def _compare(self, signed: SignedManifest) -> None:
-        """Notes and logs the differences of the configuration from the run manifest."""
+        """Stores the differences of the configuration from the run manifest, and logs new ones."""
         before, self.differences = self.differences, differences(self.config, signed.manifest)
         if self.differences and self.differences != before:
             logger.warning("configuration differs from the run manifest", extra={"how": in_words(self.differences)})
@@ -366,7 +370,7 @@ class Daemon(Service):
     # --- status and events ---------------------------------------------------------------------------
 
     def status(self) -> JsonDict:
-        """The present content of status.json."""
+        """The present figures for status.json."""
         return {
             **agent_figures(self.agent, self.config),
             "at_s": self.clock.now_s(),
@@ -411,7 +415,7 @@ class Daemon(Service):
 
 
 def note_end(directory: Path, error: Exception) -> None:
-    """Notes the end of a node in its events, for `swarm why` (blocking)."""
+    """Writes the error that ended a node into its events, for `swarm why` (blocking); a failed write is ignored."""
     line = str(error).partition("\n")[0]
     with contextlib.suppress(SwarmError, OSError):  # a disk that takes no line must not hide the error itself
         log = EventLog(directory / "events.jsonl")
@@ -425,7 +429,7 @@ def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:
 
 
 async def run_daemon(config: NodeConfig, make: Callable[[NodeConfig], Daemon] = Daemon) -> None:
-    """Runs a node that `make` makes until SIGTERM or Ctrl-C; a second Ctrl-C forces. Raises as `Daemon.run`."""
+    """Runs the node from `make` to its end, SIGTERM or Ctrl-C; a second Ctrl-C forces. Raises as `Daemon.run`."""
 
     async def run() -> None:
         async with make(config) as daemon:
@@ -438,9 +442,9 @@ async def run_daemon(config: NodeConfig, make: Callable[[NodeConfig], Daemon] = 
 
 @contextlib.contextmanager
 def node_process(config: NodeConfig) -> Generator[None]:
-    """Around a node: makes this process, and what it starts, give way to others and write for this user alone.
+    """Context of a node: this process and its children give way to others, and write files for this user alone.
 
-    Afterwards whoever called goes on as before, but for the niceness.
+    Afterwards environment and umask are restored; the niceness stays.
     """
     limits = thread_limits(config.num_threads)  # for the DHT's process, too
     before = {name: os.environ.get(name) for name in limits}
@@ -482,7 +486,7 @@ def _load_tokenizer(config: NodeConfig) -> Tokenizer:
 
 
 async def _leave(client: CoordinatorClient, agent: Agent) -> None:
-    """Hands in what the ledger lacks and ends the lease; a coordinator that is away does not hold us up."""
+    """Hands in the versions that the ledger lacks and ends the lease, within LEAVE_TIMEOUT_S; errors are ignored."""
     with contextlib.suppress(SwarmError, TimeoutError):
         async with asyncio.timeout(LEAVE_TIMEOUT_S):
             await hand_in_versions(agent, client)

@@ -1,6 +1,6 @@
 """Loops of a node beside its agent, every few seconds: status file, pause, a line of progress, peers on the disk.
 
-Invariant: none of them holds up the agent: files are read and written in threads.
+Invariant: no loop holds up the agent: files are read and written in threads.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ PROGRESS_EVERY_S: Final = 30.0
 async def write_status(
     directory: Path, figures: Callable[[], JsonDict], telemetry: Telemetry, events: EventLog
 ) -> None:
-    """Keeps status.json and the metrics that are of now."""
+    """Writes status.json and the present metrics every STATUS_EVERY_S, until cancelled."""
     path, was_written = directory / STATUS, True
     while True:
         status = figures()
@@ -50,14 +50,14 @@ async def write_status(
 
 
 async def follow_pause(agent: Agent) -> None:
-    """Follows `swarm pause` and `swarm resume`."""
+    """Applies `swarm pause` and `swarm resume` within PAUSE_LOOK_S, until cancelled."""
     while True:
         await asyncio.sleep(PAUSE_LOOK_S)
         await look_for_pause(agent)
 
 
 async def look_for_pause(agent: Agent) -> None:
-    """Applies the newest of these commands."""
+    """Pauses or resumes the agent, by the newest `swarm pause` or `swarm resume`."""
     directory = agent.config.dir
     since_s = await asyncio.to_thread(paused_since, directory)
     if since_s is not None and not agent.is_paused:
@@ -69,7 +69,7 @@ async def look_for_pause(agent: Agent) -> None:
 
 
 async def remember_peers(agent: Agent) -> None:
-    """Keeps on the disk the peers that answered, to be dialled after a restart, and those that were charged."""
+    """Saves the peers that answered, to be dialled after a restart, and the charged peers, until cancelled."""
     path, written = agent.config.dir / KNOWN_PEERS, agent.address_book.to_remember()
     had_charged = True  # the file of the process before may name some
     while True:
@@ -85,7 +85,7 @@ async def remember_peers(agent: Agent) -> None:
 
 
 async def log_progress(agent: Agent, clocks: PeerClocks, is_finished: Callable[[], bool]) -> None:
-    """One line in the log now and then, until every step is made."""
+    """Logs one line every PROGRESS_EVERY_S, and a clock that became wrong, until every step is made."""
     tokens = 0
     while not is_finished():
         await asyncio.sleep(PROGRESS_EVERY_S)

@@ -1,6 +1,6 @@
 """Hardware for the models, mostly for `swarm doctor`: GPU, compute dtype, memory, the engine's own environment.
 
-Invariant: no GPU is opened in the calling process; torch is asked in a child of its own, and every answer is bounded in
+Invariant: no GPU is opened in the calling process; torch is asked in a child process, and every answer is bounded in
 time. Memory is arithmetic (`run_estimate`), no measurement.
 """
 
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuFacts:
-    """The first GPU of this machine."""
+    """Facts about one GPU of this machine."""
 
     name: str
     driver: str = ""  # its version; empty: not known
@@ -72,12 +72,12 @@ class GpuFacts:
 
 
 def has_card() -> bool:
-    """True where a card is, whether torch can use it or not."""
+    """True if this machine has a GPU, whether torch can use it or not."""
     return any(Path(card).exists() for card in CARDS)
 
 
 def look_for_gpu(device: str) -> GpuFacts | None:
-    """The GPU that `device` of a configuration means (blocking, seconds); None: there is no card at all."""
+    """The GPU that `device` of a configuration means (blocking, seconds); None if there is no card."""
     card = _card()
     if card is None:
         return None
@@ -96,7 +96,7 @@ def look_for_gpu(device: str) -> GpuFacts | None:
 
 
 def _card() -> tuple[str, str] | None:
-    """(name, version of the driver) of the first card."""
+    """(name, version of the driver) of the first card; None if there is no card."""
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         try:
@@ -110,7 +110,7 @@ def _card() -> tuple[str, str] | None:
 
 
 def ask_torch(device: str) -> dict[str, Any]:
-    """Torch's facts about a GPU, and the speed of copies (blocking)."""
+    """Torch's facts about a GPU, and the speed of copies (blocking); `error` is the reason why torch can use none."""
     try:
         import torch
     except ImportError:
@@ -149,7 +149,7 @@ def _gb_per_s(copy: Callable[[], object], num_bytes: int, index: int, times: int
 
 
 def check_gpu(config: NodeConfig, gpu: GpuFacts | None) -> Finding:
-    """The device that holds the models."""
+    """Finding on the device that holds the models."""
     if config.device == "cpu":
         return Finding("gpu", True, 'not looked for: device = "cpu"')
     is_wanted = config.device != "auto"
@@ -172,10 +172,10 @@ def check_gpu(config: NodeConfig, gpu: GpuFacts | None) -> Finding:
 def machine_choice(config: NodeConfig) -> ComputeChoice | None:
     """The dtype of a node's passes on this CPU (blocking, seconds).
 
-    None where there is nothing to choose, where a card may hold the models, or where it cannot be measured.
+    None if there is nothing to choose, if a card may hold the models, or if the speed cannot be measured.
 
     Raises:
-        ConfigError: the model does not exist.
+        ConfigError: the model does not exist, or its config.json cannot be read.
     """
     if config.device != "cpu" and has_card():
         return None
@@ -197,14 +197,14 @@ def machine_choice(config: NodeConfig) -> ComputeChoice | None:
 
 
 def with_choice(config: NodeConfig, choice: ComputeChoice | None) -> NodeConfig:
-    """The configuration with the dtype that `auto` means on this CPU; unchanged if that is not known, or not asked."""
+    """The configuration with the dtype that `auto` means on this CPU; unchanged if that is unknown or not asked for."""
     if choice is None or config.compute_dtype != "auto":
         return config
     return config.model_copy(update={"compute_dtype": choice.dtype})
 
 
 def _products(shape: ModelShape) -> Counter[tuple[int, int]]:
-    """As `swarm.model.compute_dtype.products_of` counts them in a loaded network."""
+    """Number of linear layers by size, as `swarm.model.compute_dtype.products_of` counts them in a loaded network."""
     layers = Counter[tuple[int, int]]()
     for size in shape.linear_layers.values():
         layers[size] += shape.num_layers
@@ -213,7 +213,7 @@ def _products(shape: ModelShape) -> Counter[tuple[int, int]]:
 
 
 def choice_here(config: NodeConfig, gpu: GpuFacts | None) -> ComputeChoice | None:
-    """The compute dtype of a node on this CPU (blocking, seconds); None where a GPU computes, or it is not known."""
+    """The compute dtype of a node on this CPU (blocking, seconds); None if a GPU computes, or it is not known."""
     if gpu is not None and gpu.count:
         return None
     try:
@@ -223,7 +223,7 @@ def choice_here(config: NodeConfig, gpu: GpuFacts | None) -> ComputeChoice | Non
 
 
 def check_compute_dtype(config: NodeConfig, gpu: GpuFacts | None, choice: ComputeChoice | None) -> list[Finding]:
-    """The dtype of passes on this CPU; not fine where another one would be faster."""
+    """Finding on the dtype of passes on this CPU, not ok if another one would be faster; [] if a GPU computes."""
     if gpu is not None and gpu.count:
         return []
     if choice is None:
@@ -234,7 +234,7 @@ def check_compute_dtype(config: NodeConfig, gpu: GpuFacts | None, choice: Comput
 
 
 def check_memory(config: NodeConfig, gpu: GpuFacts | None, choice: ComputeChoice | None) -> list[Finding]:
-    """The machine's memory for the node, and the GPU's memory for its models."""
+    """Findings on the machine's memory for the node, and on the GPU's memory for its models."""
     available, source = available_bytes(), config.model.source
     detail = f"{available / 2**30:.1f} GiB available"
     try:
@@ -263,7 +263,7 @@ def check_memory(config: NodeConfig, gpu: GpuFacts | None, choice: ComputeChoice
 
 
 def check_engine(config: NodeConfig, gpu: GpuFacts | None) -> list[Finding]:
-    """The build of vLLM in the engine's interpreter."""
+    """Finding on the build of vLLM in the engine's interpreter; [] for another engine."""
     if config.engine.kind != "vllm":
         return []
     from swarm.generation.vllm_process import vllm_python

@@ -1,7 +1,7 @@
-"""Disk budget: one number for what a node's directory may take, split over everything that writes there.
+"""Disk budget: one bound of a node's directory, split over everything that is written there.
 
 Invariant: parts of a fixed size (checkpoints, the best version, an engine's copy, logs) come first, the stores of
-groups and weights have what is left, and a node whose parts cannot work with that does not start.
+groups and weights have the rest, and a node whose parts cannot work with that does not start.
 """
 
 from dataclasses import dataclass
@@ -41,12 +41,12 @@ class DiskBudget:
 
     @property
     def total(self) -> int:
-        """Of all parts."""
+        """Most bytes of all parts."""
         return self.checkpoints + self.best + self.engine + self.logs + self.groups + self.weights
 
     @property
     def words(self) -> str:
-        """The parts, for people."""
+        """List of the parts and their sizes, for people."""
         parts = {
             f"checkpoints, {self.kept_checkpoints} and one that is written": self.checkpoints,
             "the best version": self.best,
@@ -59,13 +59,14 @@ class DiskBudget:
 
 
 def disk_budget(config: NodeConfig) -> DiskBudget | None:
-    """The parts, within `disk.max_bytes` where that is set (blocking: reads the model's config.json).
+    """The parts, within `disk.max_bytes` if that is set (blocking: reads the model's config.json).
 
     Returns:
-        None where the size of this architecture is not known and no bound is set.
+        None if the size of this architecture is not known and no bound is set.
 
     Raises:
-        ConfigError: it cannot hold one checkpoint beside the one that is written, or too little is left for the stores.
+        ConfigError: the bound cannot hold one checkpoint beside the one that is written, leaves too little for the
+            stores, or is set for an architecture of unknown size; or the model cannot be read.
     """
     most, shape = config.disk.max_bytes, read_shape(config.model)
     if shape is None and most:
@@ -124,7 +125,7 @@ def within_budget(config: NodeConfig) -> NodeConfig:
 
 
 def _file_bytes(store_bytes: int) -> int:
-    """The group store's file where its bodies take so many bytes: a sixth of it is about them, and free."""
+    """Bytes of the group store's file if its bodies take `store_bytes`: a sixth of it is other data and free space."""
     return -(-6 * store_bytes // 5)
 
 
@@ -141,10 +142,11 @@ def _too_little(most: int, checkpoint: int, others: int) -> str:
 
 
 def takes_line(config: NodeConfig) -> str:
-    """The line on what a node uses of the machine: threads, memory, disk, upload (blocking). Raises ConfigError.
+    """Line on a node's use of the machine: threads, memory, disk, upload (blocking). Raises ConfigError.
 
     Args:
-        config: with the compute dtype that `auto` means here, on which memory depends (`device_checks.with_choice`).
+        config: configuration with the compute dtype that `auto` means here, on which memory depends
+            (`device_checks.with_choice`).
     """
     return f"takes      {_cpu(config)}; {_memory(config)}; {_disk(config)}; {_upload(config)}"
 

@@ -1,4 +1,4 @@
-"""`swarm doctor`: checks of this machine for what would keep a node from working, each with its fix.
+"""`swarm doctor`: checks of this machine for faults that would keep a node from working, each with its fix.
 
 Invariant: changes nothing (a port is opened for the moment of one check), and every check is bounded in time.
 """
@@ -43,7 +43,7 @@ DIAL_TIMEOUT_S = 3.0
 
 
 async def examine(config_path: Path | None) -> list[Finding]:
-    """Findings of every check. Raises ConfigError when the configuration itself cannot be read."""
+    """Findings of every check. Raises ConfigError if the configuration itself cannot be read."""
     config = load_config(NodeConfig, config_path)
     gpu = None if config.device == "cpu" else await asyncio.to_thread(look_for_gpu, config.device)
     choice = await asyncio.to_thread(choice_here, config, gpu)
@@ -103,7 +103,7 @@ def _check_disk(config: NodeConfig) -> Finding:
 
 
 def _check_effect(config: NodeConfig) -> list[Finding]:
-    """A trainer has to evaluate now and then to notice the effect of other nodes' groups on held-out accuracy."""
+    """Checks that a trainer evaluates now and then, to see the effect of other nodes' groups on held-out accuracy."""
     if Role.TRAINER not in config.roles or not config.replay.external_groups or not config.guard.enabled:
         return []
     every = config.evaluation.every_steps
@@ -113,7 +113,7 @@ def _check_effect(config: NodeConfig) -> list[Finding]:
 
 
 def _check_ports(config: NodeConfig) -> list[Finding]:
-    """Addresses that the node is to listen on."""
+    """Findings on the addresses that the node is to listen on."""
     listened = [("exchange.listen", config.exchange.listen)]
     if config.directory.kind == "dht":
         listened.append(("directory.listen", endpoint_of(config.directory.listen)))
@@ -157,7 +157,7 @@ async def _check_clock(config: NodeConfig) -> Finding:
 
 
 def _found_by_running_node(config: NodeConfig) -> str:
-    """The clock problem that the node running in this directory found by its peers' clocks; empty: none."""
+    """The clock problem that the node running in this directory found by its peers' clocks; "" if there is none."""
     if not is_running(config.dir):
         return ""
     try:
@@ -167,7 +167,7 @@ def _found_by_running_node(config: NodeConfig) -> str:
 
 
 async def _coordinator_time_s(config: NodeConfig) -> float | None:
-    """The coordinator's wall clock; None from a release that does not tell it.
+    """The coordinator's wall clock; None if its release does not send it.
 
     Raises:
         Unavailable: the coordinator does not answer.
@@ -216,7 +216,7 @@ async def _check_sandbox(config: NodeConfig) -> Finding:
 
 
 async def _check_environments(config: NodeConfig) -> list[Finding]:
-    """Exchange of each environment's episodes, and differences that would keep other nodes from replaying them."""
+    """Finding on each environment's exchange, and on differences that keep other nodes from replaying episodes."""
     own = {each.name for each in config.environments if each.exchange == "own"}
     try:
         found = await differences(config.environments, config.sandbox, narrow_tokenizer(config.model))
@@ -245,7 +245,7 @@ async def _check_reachable(key: str, address: str) -> Finding:
 
 
 async def _check_announced(config: NodeConfig) -> list[Finding]:
-    """Advertised addresses, which have to lead to this machine."""
+    """Findings on the advertised addresses, which have to lead to this machine."""
     addresses: list[tuple[str, str, str]] = []  # key, where we listen, what others dial
     if config.exchange.advertise:
         addresses.append(("exchange.advertise", config.exchange.listen, config.exchange.advertise))
@@ -258,7 +258,7 @@ async def _check_announced(config: NodeConfig) -> list[Finding]:
 
 
 async def _check_leads_here(key: str, listen: str, address: str) -> Finding:
-    """Listens for a moment where the node will, dials what others will, and compares what arrives."""
+    """Listens for a moment on the node's port, dials the advertised address, and compares the bytes that arrive."""
     port = listen.rpartition(":")[2]
     if address.endswith(":0"):
         return Finding(key, True, f"{address}: the port is known once the node listens")

@@ -1,4 +1,4 @@
-"""Expectations of a run before it starts: memory, bytes of groups and versions, and by a measurement seconds.
+"""Expectations of a run before it starts: memory, bytes of groups and versions, and seconds if they are measured.
 
 Invariant: without a measurement no seconds are claimed; a measurement runs a real node alone, in a directory that is
 deleted afterwards.
@@ -44,7 +44,7 @@ class MeasuredStep:
 
 
 def expectation_lines(config: NodeConfig, sampled: Sequence[SampledEnvironment], has_reference: bool) -> list[str]:
-    """Memory, a group and a version, in lines for people (blocking: reads the model's config.json)."""
+    """Lines for people on memory, a group and a version (blocking: reads the model's config.json)."""
     shape = read_shape(config.model)
     if shape is None:
         return [f"memory: not estimated for this architecture; known: {', '.join(LIKE_LLAMA)}"]
@@ -63,7 +63,7 @@ def expectation_lines(config: NodeConfig, sampled: Sequence[SampledEnvironment],
 
 
 async def measure(config: NodeConfig) -> MeasuredStep:
-    """Generates and learns two steps with the real model, alone, on this machine.
+    """Generates and learns two steps with the real model, alone, on this machine; returns the second step.
 
     Raises:
         ConfigError: the node cannot start, or a step was not made.
@@ -97,7 +97,7 @@ def _peak_bytes_of_children() -> int:
 
 
 def measured_lines(measured: MeasuredStep) -> list[str]:
-    """Seconds and memory, in lines for people."""
+    """Lines for people on seconds and memory."""
     speed = measured.num_tokens / max(measured.generate_s, 1e-9)
     lines = [
         f"measured: {measured.generate_s:.1f} s to generate {measured.num_groups} groups ({speed:,.0f} tokens/s), "
@@ -109,7 +109,7 @@ def measured_lines(measured: MeasuredStep) -> list[str]:
 
 
 def _alone(config: NodeConfig, folder: Path) -> NodeConfig:
-    """The same work without anybody else: one phase after the other, and groups of equal rewards count, too."""
+    """Configuration of the same work without other nodes: phases one by one; groups of equal rewards count, too."""
     data = config.model_dump(mode="json")
     data |= {"dir": str(folder), "roles": ["trainer", "generator"], "directory": {"kind": "none"}}
     data |= {"coordinator": {}, "entry": {}, "weights": {}, "follow": {}, "telemetry": {"log_level": "WARNING"}}

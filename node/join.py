@@ -1,6 +1,6 @@
 """`swarm join`: turns a join link into a configured, running node.
 
-Invariant: the manifest is verified against the link's fingerprint and checked, with what is set on top of it, before
+Invariant: the manifest is verified against the link's fingerprint and checked, together with the overrides, before
 node.toml is written; it can name only built-in environments and recipes. An option is applied or refused.
 """
 
@@ -38,21 +38,21 @@ async def join_swarm(
     roles: Sequence[Role] = (),
     invitation: str = "",
 ) -> None:
-    """Fetches the manifest, writes `<directory>/node.toml` where there is none, and runs the node.
+    """Fetches the manifest, writes `<directory>/node.toml` if there is none, and runs the node.
 
     Args:
         link: swarm://host:port[,host:port]/RUN#FINGERPRINT
-        directory: the node's own; its key is made on first use.
-        overrides: `key.path=value` on top of the manifest, written as well; of a node.toml that exists, for this
+        directory: the node's directory; its key is made on first use.
+        overrides: `key.path=value` on top of the manifest, written as well; with a node.toml that exists, for this
             start only.
         start: False only writes the file.
-        say: where messages for people go.
-        roles: what the node does; empty: a new one trains and generates.
-        invitation: text of a member's invitation, kept in the directory; empty: none, or the one that is there.
+        say: function that takes messages for people.
+        roles: the node's roles; empty: a new node trains and generates.
+        invitation: text of a member's invitation, kept in the directory; "": none, or the one that is there.
 
     Raises:
         ConfigError: the link, the manifest or an override cannot be used, or the directory is of a node that does
-            something else; names the field.
+            something else; the message names the field.
         Unavailable: no address of the link answered.
     """
     from node.daemon import run_daemon
@@ -94,7 +94,7 @@ async def join_swarm(
 
 
 async def _hold_first(link: JoinLink, identity: Identity, directory: Path) -> str:
-    """Keeps the manifest for a node of before manifests were kept; returns a sentence on it."""
+    """Stores the run's manifest for a node that joined before manifests were kept; returns a sentence for people."""
     try:
         signed = (await fetch_manifest(link, identity, FETCH_TIMEOUT_S)).signed
         check_expiry(signed.manifest, SystemClock().now_s())
@@ -105,7 +105,7 @@ async def _hold_first(link: JoinLink, identity: Identity, directory: Path) -> st
 
 
 def _in_directory(config: NodeConfig, path: Path, say: Callable[[str], None]) -> NodeConfig:
-    """The node in the directory that was asked for, which may have been moved; where `dir` has the state, there.
+    """The configuration with the directory of node.toml as `dir`, unless the node's key is in `dir`.
 
     Raises:
         ConfigError: the directory is a copy of another node's.
@@ -148,7 +148,11 @@ async def _write_new(
     say: Callable[[str], None],
     roles: Sequence[Role],
 ) -> NodeConfig:
-    """Writes what the manifest recommends for this machine, with the overrides, once all of it is valid."""
+    """Writes node.toml and the manifest for this machine, with the overrides, once all of it is valid.
+
+    Returns:
+        The configuration in node.toml.
+    """
     fetched = await _fetch(link, identity)
     check_expiry(fetched.manifest, SystemClock().now_s())
     held = await asyncio.to_thread(load_held, path.parent, link.run_id)
@@ -182,14 +186,14 @@ async def _write_new(
 
 
 def _set_reach(config: NodeConfig) -> str:
-    """A configured exchange.reach in words."""
+    """Description of a configured exchange.reach."""
     if config.exchange.reach == "outward":
         return "through relays"
     return f"they dial {config.exchange.advertise or config.exchange.listen}"
 
 
 def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
-    """The run's rule of entry, and what this node still needs."""
+    """Sentence on the run's rule of entry, and on the credential that this node still needs."""
     has_invitation = read_invitation(config.dir) is not None
     if node_id in config.entry.members:
         return "this node is a member of the run"
@@ -211,7 +215,7 @@ def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
 
 
 async def _fetch(link: JoinLink, identity: Identity) -> FetchedManifest:
-    """The manifest. Raises ConfigError where another key or run answers, Unavailable where nobody does."""
+    """The run's manifest. Raises ConfigError if another key or run answers, Unavailable if no address answers."""
     try:
         return await fetch_manifest(link, identity, FETCH_TIMEOUT_S)
     except Unauthenticated as error:
@@ -224,10 +228,10 @@ async def _fetch(link: JoinLink, identity: Identity) -> FetchedManifest:
 
 
 def _require_recipe(config: NodeConfig, origin: str) -> None:
-    """Refuses a run whose recipe this installation does not have, or that cannot supply what the recipe needs.
+    """Refuses a run whose recipe is not installed here, or that cannot supply the inputs of the recipe.
 
     Raises:
-        ConfigError: names the key.
+        ConfigError: the message names the key.
     """
     try:
         from swarm.objectives.methods import recipes_of
@@ -240,7 +244,7 @@ def _require_recipe(config: NodeConfig, origin: str) -> None:
 
 
 def listen_towards(data: JsonDict, own: str) -> str:
-    """Makes a joining node listen where the other nodes are; returns a sentence on who can dial it.
+    """Makes a joining node listen on the network of the other nodes; returns a sentence on who can dial it.
 
     Args:
         data: plain data of node.toml; changed in place.

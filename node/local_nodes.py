@@ -1,8 +1,8 @@
-"""Further nodes of a training on this machine: processes that share what they experience, or generate for the first.
+"""Further nodes of a training on this machine: processes that share rollouts with the first node, or generate for it.
 
-Invariant: none outlives the training, however it ends; each is an ordinary node in `<dir>/nodes/NUMBER`.
+Invariant: no node outlives the training, however it ends; each is an ordinary node in `<dir>/nodes/NUMBER`.
 
-    python -m node.local_nodes --parent PID --config FILE      # what it starts
+    python -m node.local_nodes --parent PID --config FILE      # started for each node
 """
 
 import argparse
@@ -46,7 +46,7 @@ class LocalNodes:
 
     @asynccontextmanager
     async def beside(self, daemon: Daemon) -> AsyncGenerator[None]:
-        """Starts them where they find the first node, which runs; at the end they save, and are ended."""
+        """Context in which the nodes run, connected to the running first node; at its end they save and are stopped."""
         count = self.num_trainers + self.num_generators
         watching: list[asyncio.Task[None]] = []
         processes: list[asyncio.subprocess.Process] = []
@@ -68,7 +68,7 @@ class LocalNodes:
             await asyncio.gather(*map(_stop, processes))
 
     def _write(self, number: int, is_trainer: bool, daemon: Daemon) -> Path:
-        """Configuration of one of them (blocking)."""
+        """Writes the configuration of one node (blocking); returns its path."""
         first, directory = self.config, self.config.dir / NODES / str(number)
         data: JsonDict = first.model_dump(mode="json") | {
             "dir": str(directory),
@@ -118,7 +118,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def main() -> None:
-    """Runs one of them until its training ends, or is killed."""
+    """Runs one further node until the training stops it, or the training's process ends."""
     parser = argparse.ArgumentParser(description="One more node of a training on this machine.")
     parser.add_argument("--parent", type=int, required=True, help="process that ends it, however that ends")
     parser.add_argument("--config", type=Path, required=True)

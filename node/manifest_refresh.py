@@ -1,4 +1,4 @@
-"""Refresh of the run's manifest at a node that joined by its link: newer ones are fetched, judged and kept.
+"""Refresh of the run's manifest at a node that joined by its link: newer manifests are fetched, judged and kept.
 
 Invariant: only a valid successor of the newest manifest is kept; an absent coordinator changes nothing.
 """
@@ -47,13 +47,18 @@ class ManifestRefresh:
         clock: Clock,
         on_change: Callable[[SignedManifest], None] = lambda signed: None,
     ) -> None:
-        """`on_change`: called with each newer manifest."""
+        """Starts from the held manifest; nothing is fetched yet.
+
+        Args:
+            on_change: called with each newer manifest.
+        """
         self._config, self._identity, self._clock, self.on_change = config, identity, clock, on_change
         self.held = held
 
     async def begin(self) -> SignedManifest:
-        """The manifest to start with: the newest that the coordinator serves. A node that was off for long, or that is
-        refused by an old list, would not learn the present list otherwise.
+        """The manifest to start with: the newest that the coordinator serves, or the held one if none comes in time.
+
+        A node that was off for long, or that an old list refuses, would not learn the present list otherwise.
 
         Raises:
             ConfigError: the held manifest has expired, and there is no newer one.
@@ -65,7 +70,7 @@ class ManifestRefresh:
         return self.held
 
     async def keep(self) -> None:
-        """Looks for a newer manifest at once, and every few minutes from then on."""
+        """Looks for a newer manifest at once and every few minutes, until cancelled."""
         while True:
             await self._try_refresh()
             self._warn()
@@ -80,12 +85,13 @@ class ManifestRefresh:
             logger.info("manifest not refreshed", extra={"error": str(error)})
 
     async def refresh(self) -> bool:
-        """Fetches the manifest; True where it is newer, and was kept.
+        """Fetches, judges and keeps the run's manifest; returns False if it equals the held one.
 
         Raises:
-            Unauthenticated: it may not follow the one that is held, or another key answers.
-            ConfigError: it breaks a bound, or has expired.
+            Unauthenticated: the manifest may not follow the held one, or another key answers.
+            ConfigError: the manifest breaks a bound, or has expired.
             Unavailable: no coordinator answers.
+            StorageFull: the manifest cannot be written.
         """
         new = await self._fetch()
         check_succession(self.held, new)
@@ -107,7 +113,7 @@ class ManifestRefresh:
         return True
 
     async def _fetch(self) -> SignedManifest:
-        """Of the next key where it answers already: the one before may be stolen, and its thief at the same address."""
+        """The manifest of the next key if that answers, else of the held key, which may be in a thief's hands."""
         addresses, run_id = self._config.coordinator.addresses, self._config.run_id
         link = JoinLink(addresses=addresses, run_id=run_id, fingerprint=self.held.key)
         following = self.held.manifest.next_key

@@ -1,4 +1,4 @@
-"""`swarm doctor LINK`: what this machine's network allows a node of a run, what follows, and what would make it better.
+"""Check of this machine's network for `swarm doctor LINK`: abilities of a node here, and possible improvements.
 
 Invariant: only the run's own coordinator and bootstrap peers are called; a server listens for the time of the check.
 """
@@ -28,7 +28,7 @@ IDLE_S: Final = (5.0, 10.0, 18.0)  # a server asks for a sign of life every 20 s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkReport:
-    """The outcome of the check."""
+    """Result of the check of this machine's network."""
 
     is_dialable: bool
     host: str  # that our calls come from, as the coordinator saw it
@@ -42,8 +42,7 @@ class NetworkReport:
     clock_ahead_s: float = 0.0  # of the coordinator's
 
     def lines(self) -> list[str]:
-        """Three lines for people: what the network allows, what follows, what would make it better; before them a
-        clock that is wrong."""
+        """Lines for people: a wrong clock, if any, the network's abilities, their effect, and possible improvements."""
         kept = f"{self.idle_s:.0f} s or more" if self.is_idle_kept else f"at most {self.idle_s:.0f} s"
         out = f"out: {', '.join(self.reached)} answer"
         if self.unreached:
@@ -89,7 +88,7 @@ class NetworkReport:
 
 
 class _Nothing:
-    """The handler of the check, which is only dialled."""
+    """Handler for the time of the check, which refuses every call."""
 
     async def subscribe(self, *_: object) -> None:
         raise Unavailable("a check of the network; no node")
@@ -104,12 +103,13 @@ class _Nothing:
 
 
 async def check_network(link: str, directory: Path | None = None, listen_port: int = 0) -> NetworkReport:
-    """Tries what a node of the run would do from here; takes about 20 seconds, most of it waiting.
+    """Tries the connections of a node of the run from here; takes about 20 seconds, most of it waiting.
 
     Args:
-        link: of the run.
-        directory: of a node whose key and invitation are shown; None: a new key, for runs that admit all.
-        listen_port: to be tried; 0 picks a free one.
+        link: join link of the run.
+        directory: directory of a node whose key and invitation are shown; None: a new key, for runs that admit all
+            nodes.
+        listen_port: port to try; 0 picks a free one.
 
     Raises:
         ConfigError: the link cannot be used, or leads to this machine, or no key is named that the run admits.
@@ -215,7 +215,7 @@ async def _idle_kept_s(
 
 
 async def _through_relay_ms(transport: RelayingTransport, relay: PeerAddress, own: NodeId) -> float | None:
-    """Milliseconds of a connection from us to us through a reservation at a relay; None where there is none."""
+    """Milliseconds to connect from us to us through a reservation at a relay; None if that fails."""
     reservation, clock = transport.reservation_at(relay), SystemClock()
     holding = asyncio.ensure_future(reservation.hold())
     waiting = asyncio.ensure_future(reservation.held.wait())

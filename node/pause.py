@@ -17,7 +17,7 @@ _MAX_BYTES: Final = 4096
 
 
 def paused_since(directory: Path) -> float | None:
-    """Wall clock at which a node was paused; None where it is not. A damaged file counts from its last write."""
+    """Wall clock at which a node was paused; None if it is not paused. A damaged file counts from its last write."""
     path = directory / PAUSED
     try:
         since_s = read_json(path, _MAX_BYTES)["since_s"]
@@ -34,7 +34,7 @@ def pause(directory: Path, now_s: float) -> float:
     """Pauses the node of a directory, running or not; returns the start of the pause, an earlier one if there is one.
 
     Raises:
-        ConfigError: it is no node's directory, or the file cannot be written.
+        ConfigError: `directory` is no node's directory, or the file cannot be written.
     """
     _require_node(directory)
     since_s = paused_since(directory)
@@ -48,7 +48,7 @@ def pause(directory: Path, now_s: float) -> float:
 
 
 def resume(directory: Path) -> float | None:
-    """Ends a pause; returns its start, None where there was none. Raises ConfigError as `pause`."""
+    """Ends a pause; returns its start, or None if there was none. Raises ConfigError as `pause`."""
     _require_node(directory)
     since_s = paused_since(directory)
     try:

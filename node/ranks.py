@@ -1,4 +1,4 @@
-"""Ranks: the processes of one node that share a policy too large for one GPU; one process where it is not.
+"""Ranks: the processes of one node that share a policy too large for one GPU; otherwise one process.
 
 Invariant: only rank 0 is connected to the agent; the others repeat its learner's steps, and all end with the process
 that started them.
@@ -75,7 +75,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     """Runs `python ARGUMENTS` in `count` processes of this machine, as `torchrun --standalone` does (blocking).
 
     Returns:
-        0, or the exit code of one that failed; the others are ended with it.
+        0; or the exit code of a failed process, with which the others are ended; or 128 + the signal that ended all.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -109,7 +109,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
 
 
 def join(config: NodeConfig) -> "ShardedRanks | None":
-    """The processes that share the learner; None for one alone. Raises ConfigError."""
+    """The processes that share the learner; None for a single process. Raises ConfigError if torch cannot do it."""
     if num_ranks(config) == 1:
         return None
     from swarm.learn.data_parallel import ShardedRanks
@@ -128,7 +128,7 @@ def open_policy(
     ranks: "ShardedRanks | None",
     on_progress: OnProgress = ignore_progress,
 ) -> "PolicyLearner":
-    """The learner as its newest checkpoint has it, or this rank's share of it. Raises ConfigError."""
+    """The learner, or this rank's share of it, resumed from its newest checkpoint. Raises ConfigError."""
     from swarm.learn.learner import PolicyLearner
     from swarm.learn.ranks import OneProcess
     from swarm.model.device import pick_device
@@ -158,7 +158,7 @@ def open_policy(
 
 
 def _agreed_dtype(config: NodeConfig, loaded: "LoadedModel", processes: "Ranks") -> "torch.dtype":
-    """The compute dtype that the first process chooses, on every one of them (blocking)."""
+    """The compute dtype that the first process chooses, the same on all of them (blocking)."""
     import torch
 
     from swarm.model.compute_dtype import choose, products_of
@@ -175,7 +175,7 @@ def _agreed_dtype(config: NodeConfig, loaded: "LoadedModel", processes: "Ranks")
 
 
 def note_choice(config: NodeConfig, choice: "ComputeChoice") -> None:
-    """Notes the dtype of passes in the log and for `swarm status`, with a warning where it is slow here."""
+    """Writes the dtype of passes into the log and for `swarm status`, with a warning if it is slow here."""
     logger.info("passes are computed in %s", choice.words)
     with suppress(OSError):  # a full disk
         (config.dir / COMPUTE_FILE).write_text(choice.words, encoding="utf-8")
@@ -184,7 +184,7 @@ def note_choice(config: NodeConfig, choice: "ComputeChoice") -> None:
 
 
 def follow_leader(config: NodeConfig) -> None:
-    """Every rank but the first: makes the steps that the first one makes, until that is to stop (blocking).
+    """Makes, on every rank but the first, the steps that the first rank makes, until that rank stops (blocking).
 
     Raises:
         ConfigError: as on the first rank.

@@ -1,7 +1,7 @@
 """Sizes of a run by arithmetic alone: bytes of a worker's memory, of a group and of a version.
 
-Invariant: nothing is measured here, and of a model its config.json alone is read.
-Shape letters: L layers, H hidden size, I width of the feed-forward layers, V vocabulary, T trained parameters.
+Invariant: nothing is measured here, and only config.json of a model is read. Shape letters: L layers, H hidden size, I
+width of the feed-forward layers, V vocabulary, T trained parameters.
 """
 
 import json
@@ -40,7 +40,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "ModelShape | None":
-        """From a Hugging Face config.json; None for an architecture that is not counted here."""
+        """Shape in a Hugging Face config.json; None for an architecture that is not counted here."""
         kind = settings.get("model_type")
         try:
             hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
@@ -80,14 +80,14 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """All of them, tied ones once."""
+        """Number of all parameters, tied ones counted once."""
         per_layer = sum(inputs * outputs for inputs, outputs in self.linear_layers.values()) + 2 * self.hidden_size
         per_layer += (self.query_size + 2 * self.kv_size) * self.has_qkv_bias + 2 * self.head_size * self.has_qk_norm
         embeddings = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
         return self.num_layers * per_layer + embeddings + self.hidden_size
 
     def num_adapter_parameters(self, rank: int, targets: Collection[str] = ()) -> int:
-        """Of low-rank adapters on the named linear layers; on all but the output layer where none is named."""
+        """Number of parameters of adapters on the named linear layers; without names on all but the output layer."""
         adapted = (sum(sizes) for name, sizes in self.linear_layers.items() if not targets or name in targets)
         return self.num_layers * rank * sum(adapted)
 
@@ -97,7 +97,7 @@ class ModelShape:
         return self.num_adapter_parameters(rank, config.lora_targets) if rank else self.num_parameters
 
     def activation_bytes(self, value_bytes: int) -> int:
-        """Bytes that a token's forward pass keeps for the backward pass, in values of so many bytes.
+        """Bytes that a token's forward pass keeps for the backward pass, with values of `value_bytes` each.
 
         Norms keep their input in float32 and two results; attention its queries, its keys and values for each query
         head, and its result; the feed-forward layer four values of its width.
@@ -107,7 +107,7 @@ class ModelShape:
         return self.num_layers * (norms + attention + 4 * value_bytes * self.intermediate_size)
 
     def cache_bytes(self, value_bytes: int) -> int:
-        """Bytes of keys and values of a token."""
+        """Bytes of the keys and values of a token."""
         return 2 * self.num_layers * self.kv_size * value_bytes
 
 
@@ -125,7 +125,7 @@ def read_shape(config: ModelConfig) -> ModelShape | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Bytes of a worker's memory by use. What is held together: all of the first block, and one of the second."""
+    """Bytes of a worker's memory by use: the first block is held always, parts of the second in turn (see `peak`)."""
 
     process: int
     weights: int  # of the learner
@@ -143,33 +143,34 @@ class MemoryEstimate:
 
     @property
     def held(self) -> int:
-        """Always there once a step was made."""
+        """Bytes that are held always once a step was made."""
         steady = self.process + self.weights + self.engine_weights + self.published + self.reference
         return steady + self.masters + self.moments + self.kv_cache
 
     @property
     def device_peak(self) -> int:
-        """Highest in the memory of a GPU: what `peak` has but for the process and the checkpoint's copy, which the host
-        holds, and the engine's old weights, which it keeps while new ones are checked, perhaps during a step.
+        """Most bytes in the memory of a GPU: `peak` without process and checkpoint copy, which the host holds.
+
+        The engine's old weights count as well: it keeps them while new ones are checked, perhaps during a step.
         """
         held, backward = self.held - self.process + self.engine_weights, self.gradients + self.activations
         return held + max(backward, self.gradients + self.optimizer_scratch)
 
     @property
     def beside_device(self) -> int:
-        """Highest in the machine's memory where a GPU holds the models: they are loaded here, and checkpoints pass."""
+        """Most bytes in the machine's memory if a GPU holds the models: models are loaded here, checkpoints pass."""
         return self.process + max(self.weights, self.checkpoint)
 
     @property
     def peak(self) -> int:
-        """Highest: in the backward pass, in the optimizer, or while a checkpoint is written."""
+        """Most bytes: in the backward pass, in the optimizer, or while a checkpoint is written."""
         backward = self.gradients + self.activations
         return self.held + max(backward, self.gradients + self.optimizer_scratch, self.checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Tokens that decide about memory, as the configuration bounds them."""
+    """Numbers of tokens that determine memory, as the configuration bounds them."""
 
     prompt: int  # of the longest prompt
     response: int  # of the longest response or episode
@@ -180,7 +181,7 @@ class Lengths:
 
 
 def lengths_of(config: NodeConfig, prompt: int, has_turns: bool) -> Lengths:
-    """Bounds of a run whose longest prompt is known."""
+    """Bounds of a run whose longest prompt has `prompt` tokens."""
     response = config.generator.max_new_tokens
     return Lengths(
         prompt=prompt, response=max(response, config.generator.max_episode_tokens) if has_turns else response
@@ -197,9 +198,9 @@ def pass_tokens(config: NodeConfig, lengths: Lengths) -> int:
 def estimate_memory(
     config: NodeConfig, shape: ModelShape, lengths: Lengths, has_reference: bool = False
 ) -> MemoryEstimate:
-    """Memory of the worker of a node, where all responses are as long as they may be.
+    """Memory of the worker of a node if all responses are as long as they may be.
 
-    With `compute_dtype` auto passes are taken to be in the published dtype; `device_checks.machine_choice` measures it.
+    With `compute_dtype` auto, passes are assumed in the published dtype; `device_checks.machine_choice` measures it.
     """
     published_bytes = 4 if config.model.dtype == "float32" else 2
     value_bytes = 4 if config.compute_dtype == "float32" else published_bytes
@@ -244,10 +245,10 @@ def version_bytes(config: NodeConfig, shape: ModelShape) -> int:
 
 
 def patch_bytes(config: NodeConfig, shape: ModelShape) -> int | None:
-    """Bytes of the patch from one version to the next; None where no measurement says it.
+    """Bytes of the patch from one version to the next; None for float32 and for adapters, which were not measured.
 
     All bfloat16 weights trained at 1e-5 gave 1/200 of the version, at 3e-6 1/365 and at 1e-6 1/620
-    (docs/measurements/weights.md): by the square root of the learning rate.
+    (docs/measurements/weights.md): the size goes with the square root of the learning rate.
     """
     if config.model.dtype == "float32" or config.model.lora_rank:
         return None

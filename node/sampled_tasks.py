@@ -1,7 +1,7 @@
 """Sampled tasks of each environment as a node asks and scores them: the prompt as tokens, the reference, its reward.
 
-Invariant: what cannot be built, read, asked or scored is a ConfigError that names environment, key and fix, before a
-model is loaded; answers are scored in the confined process that a node scores them in.
+Invariant: a task that cannot be built, read, asked or scored raises a ConfigError that names environment, key and fix,
+before a model is loaded; answers are scored in the confined process that a node scores them in.
 """
 
 import asyncio
@@ -58,8 +58,8 @@ async def sample_environments(
     """Builds every environment, asks some tasks of each, spread over all, and scores right and wrong answers.
 
     Args:
-        config: of the node.
-        tokenizer: of its model; None: prompts are not encoded.
+        config: configuration of the node.
+        tokenizer: tokenizer of its model; None: prompts are not encoded.
         num_tasks: most tasks of each environment.
 
     Raises:
@@ -89,7 +89,7 @@ async def sample_environments(
 
 
 def doubts(config: NodeConfig, sampled: SampledEnvironment) -> list[str]:
-    """Likely mistakes, as sentences: right answers that are worth nothing or too long, or none."""
+    """Likely mistakes, in at most three sentences: right answers that are missing, too long, or worth too little."""
     found: list[str] = []
     section = sampled.section
     if section.kind == "function" and not any(each.reference for each in sampled.tasks):
@@ -118,7 +118,7 @@ def is_upside_down(sampled: SampledEnvironment) -> bool:
 
 
 def task_lines(sampled: SampledEnvironment) -> list[str]:
-    """Each task in two lines: prompt, and reference with its reward."""
+    """Two lines for each task: the prompt, and the reference with its reward."""
     lines: list[str] = []
     for each in sampled.tasks:
         asked = f"{_tokens(len(each.prompt_ids))}, {_ends_of(each.prompt)}" if each.prompt_ids else _chat(each.task)
@@ -137,7 +137,7 @@ def _tokens(count: int) -> str:
 
 
 def _ends_of(text: str) -> str:
-    """With line breaks and control characters spelled out, and cut in the middle."""
+    """The text with line breaks and control characters escaped, cut in the middle."""
     flat = text.encode("unicode_escape").decode() if text.isascii() else repr(text)[1:-1]
     half = MOST_SHOWN_CHARS // 2
     return flat if len(flat) <= MOST_SHOWN_CHARS else f"{flat[:half]} ... {flat[-half:]}"
@@ -168,7 +168,7 @@ def _read_records(environment: Environment, tokenizer: Tokenizer | None, positio
 
     Args:
         tokenizer: of the model; None: prompts are not encoded.
-        positions: of the model, at least a prompt and a token; 0 if unknown.
+        positions: most tokens of a prompt with its answer; 0 if unknown.
 
     Raises:
         LookupError: a record cannot be used.
@@ -222,7 +222,7 @@ async def _sample(
 
 
 def _ask(environment: Environment, task_id: int) -> tuple[Task, str, Actions]:
-    """A task, its reference, and actions that earn the reward where somebody knows any. Raises ConfigError."""
+    """A task, its reference, and actions that earn the reward, () if none are known. Raises ConfigError."""
     try:
         task, reference = environment.task(task_id), environment.reference(task_id)
         if environment.max_turns == 1:
@@ -234,7 +234,7 @@ def _ask(environment: Environment, task_id: int) -> tuple[Task, str, Actions]:
 
 
 async def _worth(verifier: SandboxVerifier, task: Task, actions: Sequence[str]) -> float:
-    """The reward of an episode. Raises ConfigError where it cannot be scored."""
+    """The reward of an episode. Raises ConfigError if it cannot be scored."""
     try:
         return float((await verifier.verify(task.env, task.task_id, [tuple(actions)])).rewards[0])
     except (RolloutFailed, LookupError) as error:

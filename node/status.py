@@ -1,7 +1,7 @@
 """Reader of a node's status file: its figures as rows in words, and the problems that keep the node from progress.
 
 Invariant: works on a running, stopped or crashed node alike, in the process of the reader: the node itself writes
-`<dir>/status.json` (`node.status_figures`) and imports nothing of this.
+`<dir>/status.json` (`node.status_figures`) and does not import this module.
 """
 
 import json
@@ -30,7 +30,7 @@ def read_status(directory: Path) -> JsonDict:
     """The newest status of the node that lives in `directory`.
 
     Raises:
-        ConfigError: there is none, or it is damaged; names the directory and the fix.
+        ConfigError: there is no status, or it is damaged or not readable; the message names the directory and the fix.
         Unavailable: the node is starting.
     """
     path = directory / STATUS
@@ -101,7 +101,7 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
 
 
 def computed_in(directory: Path) -> str:
-    """The dtype that a node's worker computes in, in words; empty where it did not say."""
+    """The dtype that a node's worker computes in, in words; "" if the worker did not write it."""
     path = directory / COMPUTE_FILE
     if not path.is_file():  # such as a pipe, which would be waited for
         return ""
@@ -111,7 +111,7 @@ def computed_in(directory: Path) -> str:
 
 
 def activity_words(status: JsonDict) -> str:
-    """Activity of the worker and the age of that news; "" where it sent none, as in an older release."""
+    """Activity of the worker and the age of that news; "" if it sent none, as in an older release."""
     activity = Activity.read(status.get("worker"))
     if activity is None:
         return ""
@@ -120,7 +120,7 @@ def activity_words(status: JsonDict) -> str:
 
 
 def node_name(directory: Path, status: JsonDict) -> str:
-    """Name that the owner gave the node, else that of its directory."""
+    """Name that the owner gave the node, else the name of its directory."""
     name = str(status.get("name") or "")
     is_id = name == short(str(status.get("node_id", "")))  # an older release wrote it where there was no name
     return directory.resolve().name if is_id or not name else name
@@ -194,14 +194,14 @@ def _describe_following(following: JsonDict) -> str:
 def problems(
     status: JsonDict, now_s: float, max_idle_s: float, runs: bool = True, directory: Path = Path("swarm-node")
 ) -> list[str]:
-    """Reasons why the node makes no progress; empty when it does. `swarm why` has the same rules, and more of them.
+    """Reasons why the node makes no progress; [] if it does. `swarm why` has the same rules, and more of them.
 
     Args:
-        status: as read by `read_status`.
+        status: result of `read_status`.
         now_s: wall clock.
         max_idle_s: longest time without an optimizer step.
-        runs: what `is_running` says of its directory.
-        directory: of the node, for the commands that are to mend it, and what it logged since an old status.
+        runs: result of `is_running` for its directory.
+        directory: directory of the node, for the commands in the messages and the warnings since an old status.
     """
     is_old = runs and now_s - status.get("at_s", now_s) > STALE_AFTER_S
     warnings = tuple(read_warnings(directory)) if is_old else ()

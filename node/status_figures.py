@@ -62,7 +62,7 @@ def agent_figures(agent: Agent, config: NodeConfig) -> JsonDict:
 
 
 def _awaited(config: NodeConfig, agent: Agent) -> JsonDict:
-    """The producers that this node's learner waits for, and the own groups since its newest step."""
+    """Source of the groups that this node's learner waits for; {} without a learner."""
     if Role.TRAINER not in config.roles:
         return {}
     if Role.GENERATOR in config.roles and config.replay.local_groups:
@@ -82,7 +82,7 @@ def _weights_status(agent: Agent) -> JsonDict:
 
 
 def who_counts(config: NodeConfig) -> str:
-    """The producers whose groups count in full; those of all others together fill an eighth of a step."""
+    """The producers whose groups count in full, in words; groups of all others together fill an eighth of a step."""
     if config.is_private:
         return "everybody"
     return "members and the nodes they invited" if config.entry.members else "nodes that the coordinator invited"

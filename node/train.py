@@ -1,7 +1,7 @@
 """`swarm train`: trains a model on this machine alone, from questions and a reward, in one command.
 
-Invariant: what runs is an ordinary node whose node.toml says all that was decided, so that the same directory can be
-resumed, evaluated, exported, or take part in a run later. A run that cannot learn anything is ended with the reason.
+Invariant: the training is an ordinary node whose node.toml holds all that was decided, so that the same directory can
+be resumed, evaluated, exported, or take part in a run later. A run that cannot learn anything is ended with the reason.
 """
 
 import asyncio
@@ -34,7 +34,11 @@ QUIET_LOG_S: Final = 30.0  # in a file
 
 
 async def prepare(options: TrainOptions, say: Callable[[str], None]) -> NodeConfig:
-    """Tries what can be tried before a model is loaded, says it, and writes node.toml. Raises ConfigError."""
+    """Tries questions, reward and machine before a model is loaded, describes them, and writes node.toml.
+
+    Raises:
+        ConfigError: an option is wrong, a part cannot be used, or node.toml cannot be written.
+    """
     config = await asyncio.to_thread(resolve, options)
     lines, sampled = await _describe(config)
     for line in lines:
@@ -62,15 +66,15 @@ async def train(
     """Trains until every step is made, or Ctrl-C.
 
     Args:
-        options: what to train on, and how; with `nodes` or `generators` others beside this one, until it ends.
-        say: where lines for people go.
-        is_patient: goes on although nothing can be learned yet.
-        set_up_logging: called with level, format and name; logging of the process stays as it is without.
+        options: the task and how to train on it; with `nodes` or `generators` other nodes run beside this one.
+        say: function that takes lines for people.
+        is_patient: True: the training goes on although nothing can be learned yet.
+        set_up_logging: called with level, format and name; by default the logging of the process stays as it is.
         on_event: called with each event of the node, in its event loop.
-        until: awaits the training; True where it was stopped before it ended. None: a signal stops it.
+        until: awaits the training; returns True if it was stopped before its end. None: a signal stops it.
 
     Raises:
-        ConfigError: it cannot begin, or nothing can be learned; with the reason and an example.
+        ConfigError: the training cannot begin, or nothing can be learned; the message has the reason and an example.
     """
     set_up_logging("WARNING", "console", options.directory.name)
     say("looking at the questions, the reward and this machine")
@@ -97,7 +101,7 @@ async def train(
 
 
 async def describe(config: NodeConfig) -> list[str]:
-    """Description of the coming training; right and wrong answers to the first question of each environment are scored.
+    """Lines on the coming training; right and wrong answers to the first question of each environment are scored.
 
     Raises:
         ConfigError: the model cannot be had or cannot read the question, an environment cannot be built, a record

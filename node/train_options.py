@@ -1,6 +1,6 @@
 """Options of `swarm train` as the configuration of an ordinary node.
 
-Invariant: node.toml says all that was decided; options that would change a training that has begun are an error.
+Invariant: node.toml holds all that was decided; options that would change a training that has begun are an error.
 """
 
 import time
@@ -53,12 +53,12 @@ class TrainOptions:
 
     @property
     def names_task(self) -> bool:
-        """True if the options name an environment; else an existing directory does."""
+        """True if the options name an environment; otherwise only a directory with a node.toml can be resumed."""
         return self.data is not None or bool(self.environments)
 
 
 def resolve(options: TrainOptions) -> NodeConfig:
-    """The configuration of the node: of its directory where that has one, else from the options.
+    """The configuration of the node: from its directory if that has one, else from the options.
 
     Raises:
         ConfigError: an option is missing or wrong, or the directory is of another training.
@@ -98,7 +98,7 @@ def resolve(options: TrainOptions) -> NodeConfig:
 
 
 def _data(options: TrainOptions) -> JsonDict:
-    """Plain data of node.toml. Raises ConfigError."""
+    """Plain data of node.toml, from the options. Raises ConfigError."""
     if options.init_from is not None and options.model:
         raise ConfigError(f"--model {options.model} and --init-from {options.init_from}: both name a model; give one")
     model = options.model if options.init_from is None else _made_by(options.init_from, options.directory)
@@ -144,7 +144,7 @@ def _data(options: TrainOptions) -> JsonDict:
 
 
 def _made_by(origin: Path, directory: Path) -> str:
-    """The model of another training as a folder: the export itself, or one of a node's newest checkpoint."""
+    """The model of another training as a folder: `origin` itself, or an export of a node's newest checkpoint."""
     if not (origin / NODE_FILE).is_file():
         return str(origin)
     folder = directory / INITIAL
@@ -184,7 +184,7 @@ def _environments(options: TrainOptions) -> list[JsonDict]:
 
 
 def _absolute(source: str) -> str:
-    """A path that is found from any working directory; other names as they are."""
+    """An existing path in absolute form; any other name unchanged."""
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source
 
@@ -195,7 +195,7 @@ def _own_file(spec: str) -> str:
 
 
 def _given(options: TrainOptions) -> list[str]:
-    """Options that say how to train, by their names on the command line."""
+    """Command-line names of the given options that a training that has begun cannot take."""
     unsaid = TrainOptions(
         directory=options.directory, steps=options.steps, overrides=options.overrides, must_exist=options.must_exist
     )

@@ -1,7 +1,7 @@
 """Progress of a training in lines for people, and the end of one that has nothing to learn from.
 
 Invariant: a run that cannot learn anything is recognised by its first groups: rewards differ in none of them. A run
-with few useful groups is not mistaken for one.
+with few useful groups is rarely mistaken for one.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ SAY_EVERY_S: Final = 5.0
 
 @dataclass
 class TrainingWatch:
-    """The state of a training, taken from its events."""
+    """The state of a training, updated with its events."""
 
     config: NodeConfig
     say: Callable[[str], None]
@@ -52,7 +52,7 @@ class TrainingWatch:
         self._tokens = 0
 
     def remember(self, events: Iterable[Event]) -> None:
-        """Takes the events before this start: the first evaluation stays the first."""
+        """Reads step and first evaluations from the events before this start."""
         for event in events:
             if isinstance(event, PolicyEvaluated):
                 self.first.setdefault((event.env, event.split), event)
@@ -60,7 +60,7 @@ class TrainingWatch:
                 self.step = max(self.step, event.step)
 
     def see(self, event: Event) -> None:
-        """Takes an event of the node, which has no time yet where it comes before it is logged."""
+        """Updates the state with an event of the node; an event without a time gets the present time."""
         event = event if event.at_s else replace(event, at_s=time.time())
         self._time_left.see(event)
         self._foretell()
@@ -96,12 +96,12 @@ class TrainingWatch:
                 pass
 
     def tick(self, doing: str) -> None:
-        """Call every second or so: says what is done where no line came for `quiet_s`."""
+        """Writes a line on the present activity if none came for `quiet_s`; to be called every second or so."""
         if time.monotonic() - self._line_s >= self.quiet_s:
             self._say(f"step {self.step}  {doing}{self._left()}")
 
     def summary(self, was_stopped: bool) -> list[str]:
-        """The last step, held-out success before and after, and commands to go on with."""
+        """Lines on the last step, held-out success before and after, and commands to go on with."""
         stopped = [f"stopped at step {self.step}; the same command goes on from there"] if was_stopped else []
         if was_stopped and not self.step:
             return stopped  # no checkpoint yet: nothing to chat with
@@ -121,7 +121,7 @@ class TrainingWatch:
         ]
 
     def explain(self) -> str:
-        """Why nothing could be learned, with an example (blocking)."""
+        """Reason why nothing could be learned, with an example (blocking)."""
         from swarm.trained.samples import SampleReader
 
         if self.num_unscored == self.num_groups:
@@ -161,7 +161,7 @@ class TrainingWatch:
             self.ends.set()
 
     def _say_waiting(self, now_s: float) -> None:
-        """A line once a minute while there is nothing to learn from."""
+        """Writes a line once a minute while there is nothing to learn from."""
         if now_s - self._said_s >= PATIENCE_S:
             self._said_s = now_s
             self._rewards, self._tokens = [], 0
@@ -191,7 +191,7 @@ class TrainingWatch:
         self.say(line)
 
     def _foretell(self) -> None:
-        """Once, as soon as something was measured."""
+        """Writes the expected duration, once, as soon as something was measured."""
         left_s = self._time_left.seconds(time.time())
         if not self._is_foretold and left_s is not None:
             self._is_foretold = True
@@ -200,6 +200,6 @@ class TrainingWatch:
 
 
 def one_line(text: str) -> str:
-    """At most 200 printable characters of a text."""
+    """A text on one line: at most 200 printable characters, with "..." if it was cut."""
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return flat if len(flat) <= 200 else f"{flat[:197]}..."

@@ -1,7 +1,7 @@
 """Worker process of a node: model, generator and learner, driven through a `LocalExchange`.
 
-Invariant: no network; the worker is connected to its agent only. It runs in a process of its own (`python -m
-node.worker`), in several that share the learner (`learner.num_processes`), or inside the agent's (`worker = "inline"`).
+Invariant: no network; the worker is connected to its agent only. It runs in its own process (`python -m node.worker`),
+in several that share the learner (`learner.num_processes`), or inside the agent's (`worker = "inline"`).
 """
 
 import argparse
@@ -27,7 +27,7 @@ EXIT_FAILED = 1  # the agent starts another
 
 
 async def work(config: NodeConfig, socket: Path) -> bool:
-    """Connects to the agent and works; True when it is done, False when it was terminated before."""
+    """Connects to the agent and works; returns True once every step is made, False if terminated before."""
     from node.build import build_worker
     from swarm.clock import SystemClock
     from swarm.exchange.local_rpc import LocalClient
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def exit_code(config: NodeConfig, socket: Path, rank: int | None) -> int:
-    """Works to the end, which the agent learns from this code."""
+    """Runs the worker to its end; returns the exit code of the process, which the agent acts on."""
     try:
         if rank:
             follow_leader(config)
@@ -105,7 +105,7 @@ def exit_code(config: NodeConfig, socket: Path, rank: int | None) -> int:
 
 
 def only_cause(error: BaseException) -> BaseException:
-    """The one error inside nested groups; the group itself where there are several."""
+    """The single error inside nested groups; the innermost group if it holds several errors."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -1,6 +1,6 @@
 """Worker process of a node: started beside the agent, and started again with a pause when it dies.
 
-Invariant: it does not outlive the agent's loop; an unusable configuration is an error and causes no restart.
+Invariant: the worker does not outlive the agent's loop; an unusable configuration is an error and causes no restart.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class WorkerProcess:
         self.num_restarts = 0
 
     async def run(self, config: NodeConfig, agent: Agent) -> None:
-        """Serves the agent to its worker; one that dies is started again and resumes from its checkpoint.
+        """Serves the agent to its worker until every step is made; a worker that dies is started again after a pause.
 
         Raises:
             ConfigError: the worker cannot work with this configuration.
@@ -68,7 +68,7 @@ class WorkerProcess:
 
 
 async def _run_once(arguments: list[str], environment: dict[str, str], agent: Agent) -> int | None:
-    """The exit code of one worker. Raises ConfigError where it says that its configuration is wrong."""
+    """Runs one worker; returns its exit code. Raises ConfigError if the worker reports a wrong configuration."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, env=environment, stdout=asyncio.subprocess.PIPE
     )
@@ -87,7 +87,7 @@ async def _run_once(arguments: list[str], environment: dict[str, str], agent: Ag
 
 
 async def _follow_start(pid: int, agent: Agent) -> None:
-    """Notes the CPU time of a worker's imports as its sign of life until it sends its own."""
+    """Stores the CPU time of a worker's imports as its sign of life, until the worker sends its own."""
     noted = agent.local.activity = None
     while agent.local.activity is noted:
         used_s = int(await asyncio.to_thread(cpu_s, pid))
@@ -110,7 +110,7 @@ async def _write_when_there_is_room(config: NodeConfig, path: Path) -> None:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """Ends a worker, with time to finish a step and to write a checkpoint."""
+    """Ends a worker, which has time to finish a step and to write a checkpoint; kills it once it shows no more work."""
     process.terminate()
     if not await comes(process.wait(), partial(work_of, process.pid)):
         process.kill()

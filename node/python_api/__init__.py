@@ -1,1 +1,1 @@
-"""Python API: train, callbacks, a run as a source of rollouts. The package `swarm` offers the names."""
+"""Python API: training, callbacks, and a run as a source of rollouts. The package `swarm` exports the names."""

@@ -1,6 +1,6 @@
-"""A coroutine in a thread with an event loop of its own, and its messages in the thread that started it.
+"""A coroutine that runs in its own thread and event loop, and its messages to the thread that started it.
 
-Invariant: it can be started where an event loop runs already (a notebook), and whoever starts it also ends it.
+Invariant: a coroutine can be started where an event loop runs already (a notebook), and its starter also ends it.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _END = object()
 
 
 class Background(Generic[Message]):
-    """Runs `work(send)`; what it sends comes out of `messages()`, which ends when it does.
+    """Runs `work(send)` in its own thread; `messages()` yields the messages that `work` sends, until `work` ends.
 
     Example:
         with Background[str](lambda send: count(send)) as background:
@@ -39,19 +39,19 @@ class Background(Generic[Message]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Cancels it, and waits until it has cleaned up."""
+        """Cancels the work, and waits until it has cleaned up."""
         self.stop()
         self._thread.join()
 
     def stop(self) -> None:
-        """Cancels it, from any thread; nothing more where it is over."""
+        """Cancels the work, from any thread; does nothing once the work is over."""
         self._is_stopped = True
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     def messages(self) -> Iterator[Message]:
-        """The items that it sends, until its end. Raises the error that ended it, unless that is its stop."""
+        """Yields the messages of the work until it ends. Raises the error that ended it, unless it was cancelled."""
         while (message := self._sent.get()) is not _END:
             yield message
         if self._error is not None and not isinstance(self._error, asyncio.CancelledError):
@@ -59,7 +59,10 @@ class Background(Generic[Message]):
 
     @contextmanager
     def stopped_by_signals(self) -> Generator[None]:
-        """The first Ctrl-C or SIGTERM stops it, a second one does what it did before; only in the main thread."""
+        """Context in which the first Ctrl-C or SIGTERM stops the work, and a second one acts as it did before.
+
+        Has no effect outside the main thread.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -95,7 +98,7 @@ class Background(Generic[Message]):
 
 
 def run_apart(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Awaits a coroutine in a thread of its own, which works where an event loop runs already (blocking)."""
+    """Runs a coroutine in its own thread (blocking), also where an event loop runs already; returns its result."""
     found: list[Result] = []
 
     async def work(_: object) -> None:

@@ -1,6 +1,6 @@
-"""Figures of a training by the names that TRL logs them under.
+"""Figures of a training under the names that TRL logs.
 
-Invariant: a figure of ours that TRL has a name for bears that name; every other one keeps its own, below `learn/`.
+Invariant: a diagnostic that TRL has a name for has that name; every other one keeps its own, below `learn/`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ _NAMES: Final = {
 
 
 def step_metrics(step: StepMade) -> dict[str, float]:
-    """The figures of a step."""
+    """The figures of a step, by name."""
     figures: dict[str, float] = {
         "step": step.step,
         "loss": step.loss,
@@ -38,7 +38,7 @@ def step_metrics(step: StepMade) -> dict[str, float]:
 
 
 def evaluation_metrics(evaluations: Iterable[PolicyEvaluated]) -> dict[str, float]:
-    """The figures of evaluations of one step."""
+    """The figures of evaluations of one step, by name."""
     figures: dict[str, float] = {}
     for each in evaluations:
         of_split = "" if each.split == "held_out" else f"_{each.split}"

@@ -1,4 +1,4 @@
-"""Training from Python: what `swarm train` does, with records and a function of the caller's program.
+"""Training from Python: the same as `swarm train`, with records and a reward function of the caller's program.
 
 Invariant: the run is that of `swarm train`: its directory holds everything, and every command works on it.
 """
@@ -33,12 +33,12 @@ REWARD: Final = "reward.py"
 
 _Message = str | dict[str, float]  # a line for people, or the figures of a step or an evaluation
 Reward = Callable[..., float]
-"""(question, answer, reference) or (question, answer, reference, record) -> number."""
+"""Function of (question, answer, reference) or (question, answer, reference, record) that returns a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A training in its directory, under way or over; any directory of a node can be named.
+    """A training in its directory, under way or over; the directory of any node can be given.
 
     Example:
         run = swarm.Training(Path("swarm-train"))
@@ -47,11 +47,11 @@ class Training:
 
     directory: Path
     stop: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
-    """Ends it from a callback, with a checkpoint; nothing where it is over."""
+    """Stops the training from a callback, with a checkpoint; does nothing once the training is over."""
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """The figures of each step and evaluation, in order, as the callbacks got them."""
+        """The figures of each step and evaluation, in order, as the callbacks get them, without skipped steps."""
         found: list[dict[str, float]] = []
         for event in read_events(self.directory / "events.jsonl"):
             if isinstance(event, StepMade) and not event.was_skipped:
@@ -64,7 +64,7 @@ class Training:
         return found
 
     def held_out(self, env: str = "own") -> list[tuple[int, float]]:
-        """(step, success on held-out problems) of each evaluation, in order."""
+        """(step, success on the held-out problems of `env`) for each evaluated step, in order of steps."""
         name = f"eval_{env}_accuracy"
         return sorted({int(each["step"]): each[name] for each in self.history if name in each}.items())
 
@@ -86,14 +86,15 @@ class Training:
         """Evaluates on held-out problems of each environment (blocking, slow).
 
         Args:
-            step: of a checkpoint, or "best"; None: the newest.
-            num_problems: of each environment.
-            num_tries: sampled tries at each; 0: greedy ones only.
-            temperature: of the sampled tries.
+            step: step of a checkpoint, or "best"; None: the newest.
+            num_problems: number of problems of each environment.
+            num_tries: sampled tries at each problem; 0: greedy answers only.
+            temperature: temperature of the sampled tries.
             device: `auto`, `cpu`, `cuda:0` and so on.
 
         Returns:
-            `eval_ENV_accuracy` (greedy), `eval_ENV_reward`, `eval_ENV_pass@1` and `eval_ENV_pass@K`.
+            `eval_ENV_accuracy` (greedy), `eval_ENV_reward`, and with sampled tries `eval_ENV_pass@1` and
+            `eval_ENV_pass@K`.
         """
         from swarm.trained.evaluation import EvaluationPlan, evaluate_model
         from swarm.trained.model import load_trained
@@ -117,12 +118,12 @@ class Training:
         return figures
 
     def save_pretrained(self, folder: str | Path, *, format: str = "hf", step: "WhichStep" = None) -> Path:
-        """Writes the model as `swarm export` does, and returns the folder: for transformers, vLLM, PEFT or llama.cpp.
+        """Writes the model as `swarm export` does, for transformers, vLLM, PEFT or llama.cpp; returns the folder.
 
         Args:
-            folder: to make.
+            folder: folder to create.
             format: `hf`, `peft` or `gguf`.
-            step: of a checkpoint, or "best"; None: the newest.
+            step: step of a checkpoint, or "best"; None: the newest.
         """
         from swarm.trained.export import export_model
         from swarm.trained.formats import require_format
@@ -141,11 +142,11 @@ class Training:
         """Exports the model and uploads it, with its signed card, as a new repository of a hub (blocking, slow).
 
         Args:
-            repo: NAME or OWNER/NAME.
-            private: whether only its owner sees it.
-            dry_run: only list what would be sent.
+            repo: NAME or OWNER/NAME of the new repository.
+            private: True: only its owner sees the repository.
+            dry_run: True: the files are only listed, and nothing is sent.
             format: as in `save_pretrained`.
-            step: of a checkpoint, or "best"; None: the newest.
+            step: step of a checkpoint, or "best"; None: the newest.
         """
         from swarm.trained.formats import require_format
         from swarm.trained.hub import export_to_hub
@@ -156,8 +157,8 @@ class Training:
 class Callback:
     """Callbacks of a training: derive from this class, and override the methods you need.
 
-    All are called in the thread that called `swarm.train`, in order, beside the training. `run.stop()` ends
-    it, with a checkpoint; an exception ends it as well, and comes out of `swarm.train`.
+    All are called in the thread that called `swarm.train`, in order, while the training goes on. `run.stop()` ends the
+    training, with a checkpoint; an exception in a callback ends it as well, and is raised by `swarm.train`.
 
     Example:
         class Until(swarm.Callback):
@@ -167,13 +168,13 @@ class Callback:
     """
 
     def on_step(self, run: Training, metrics: Metrics) -> None:
-        """After each optimizer step, with `step`, `loss`, `reward` and so on."""
+        """Called after each optimizer step, with `step`, `loss`, `reward` and so on."""
 
     def on_evaluation(self, run: Training, metrics: Metrics) -> None:
-        """After each evaluation, with `step` and `eval_ENVIRONMENT_accuracy` (held-out problems)."""
+        """Called after each evaluation, with `step` and `eval_ENVIRONMENT_accuracy` (held-out problems)."""
 
     def on_end(self, run: Training) -> None:
-        """Once, when it ended by itself, or was stopped."""
+        """Called once, after the training ended by itself or was stopped."""
 
 
 def train(
@@ -190,28 +191,28 @@ def train(
     say: Callable[[str], None] = print,
     **options: Any,
 ) -> Training:
-    """Trains a model on this machine (blocking); the same call goes on from its directory.
+    """Trains a model on this machine (blocking); the same call resumes the training in its directory.
 
-    Ctrl-C saves, stops and returns; it works in a notebook as well.
+    Ctrl-C saves, stops and returns; this works in a notebook as well.
 
     Args:
-        model: `smollm2`, a folder, or a hub id; `tiny` for a try; or another training, to begin with what it made.
+        model: `smollm2`, a folder, or a hub id; `tiny` for a try; or another training, whose model is the start.
         tasks: records with `question` (or `messages`) and `answer`, or a .jsonl file of them; None with `environments`.
-        reward: what an answer is worth; a function is copied as source, so what it uses is imported inside of it. A
-            text names one as `my_file.py:score`. None: the answer must be the same text or number.
-        recipe: the objective, of `swarm recipes list` or `my_file.py:RECIPE`.
-        directory: of the training.
+        reward: worth of an answer; the source of a function is copied, so the function itself has to import what it
+            uses. A text names a function as `my_file.py:score`. None: the answer must be the same text or number.
+        recipe: the objective, a name of `swarm recipes list` or `my_file.py:RECIPE`.
+        directory: directory of the training.
         steps: optimizer steps in all.
-        nodes: so many train, each a policy of its own, and share what they experience; the first one is returned, the
+        nodes: number of nodes that train, each its own policy, and share their rollouts; the first one is returned, the
             others are in `<directory>/nodes` and end with it.
-        generators: so many further nodes only generate, with the weights of the first.
-        callbacks: what to do after steps and evaluations.
-        say: where lines for people go.
-        **options: further ones of `node.train_options.TrainOptions`, such as `learning_rate`, `reward_range`,
+        generators: number of further nodes that only generate, with the weights of the first.
+        callbacks: objects whose methods are called after steps and evaluations, and at the end.
+        say: function that takes lines for people.
+        **options: other fields of `node.train_options.TrainOptions`, such as `learning_rate`, `reward_range`,
             `environments=("reasoning_gym:gcd",)` or `overrides=("learner.schedule=cosine",)`.
 
     Raises:
-        ConfigError: it cannot begin, or nothing can be learned; with the reason.
+        ConfigError: the training cannot begin, or nothing can be learned; the message gives the reason.
 
     Example:
         run = swarm.train("tiny", [{"question": "sort:cab=", "answer": "abc"}, ...], steps=40)
@@ -264,7 +265,7 @@ class _Figures:
         self._evaluations: list[PolicyEvaluated] = []
 
     def see(self, event: Event) -> None:
-        """Takes an event of the node."""
+        """Sends the figures of a step at once, those of evaluations once all of the same evaluation are there."""
         if isinstance(event, StepMade) and not event.was_skipped:
             self._send(step_metrics(event))
         elif isinstance(event, PolicyEvaluated):
@@ -289,7 +290,7 @@ async def _until_cancelled(training: Coroutine[Any, Any, None]) -> bool:
 
 
 def _written(path: Path, text: str) -> Path:
-    """A file with that text. Raises ConfigError where a training that has begun has another text there."""
+    """Writes a text into a file; returns the path. Raises ConfigError if a begun training has another text there."""
     has_begun = (path.parent / NODE_FILE).exists()
     if has_begun and path.exists() and path.read_text(encoding="utf-8") != text:
         raise ConfigError(
@@ -301,7 +302,7 @@ def _written(path: Path, text: str) -> Path:
 
 
 def _source(reward: Reward) -> str:
-    """The source of a plain function. Raises ConfigError for what has none, or needs what is around it."""
+    """Source of a plain function. Raises ConfigError for any other callable, and for a source that cannot be read."""
     if not inspect.isfunction(reward) or reward.__name__ == "<lambda>" or reward.__closure__:
         raise ConfigError(
             f"reward {getattr(reward, '__name__', reward)!r}: give a plain function, defined with def and without "

@@ -1,7 +1,7 @@
-"""Address book: where other nodes proved who they are, and which addresses may be dialled now.
+"""Address book: the addresses at which other nodes proved their keys, and those that may be dialled now.
 
-Invariant: an advert only claims an address. One where nobody proved to be its author is dialled a bounded number of
-times, per subnet and in all, whatever is advertised and by however many keys; every table is bounded.
+Invariant: an advert only claims an address. An address where its author has not proved its key is dialled a bounded
+number of times, per subnet and in all, whatever is advertised and by however many keys; every table is bounded.
 """
 
 import ipaddress
@@ -54,7 +54,7 @@ class KnownPeer:
 
     address: PeerAddress
     since_s: float  # wall clock of its first answer
-    credential: bytes = b""  # that its newest advert showed for entry
+    credential: bytes = b""  # credential in its newest advert
 
 
 @dataclass(slots=True)
@@ -67,9 +67,9 @@ class AddressBook:
     """Addresses of other nodes: proofs, failures and dial budgets.
 
     Args:
-        clock: for pauses and rates.
+        clock: measures pauses, rates and the age of peers.
         rng: jitter of pauses; seeded differently at each node.
-        anchors: long-lived nodes that the run names.
+        anchors: addresses of long-lived nodes that the run names.
 
     Example:
         if book.begin_dial(address):
@@ -83,10 +83,10 @@ class AddressBook:
         self._anchor_ids = frozenset(anchor.node_id for anchor in anchors)
         self.known: dict[NodeId, KnownPeer] = {}
         self._owners: dict[str, NodeId] = {}  # `PeerAddress.location` -> known peer
-        self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by location, whoever claims it
-        # relays, by endpoint, through which somebody answered -> dials through them that failed since
+        self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by location, for all nodes that claim it
+        # relays, by endpoint, through which a node answered -> failed dials through the relay since
         self._leading = BoundedTable[str, int](MAX_ENDPOINTS)
-        self._false_claims = BoundedTable[str, int](MAX_ENDPOINTS)  # of a key, and of the subnet that it called from
+        self._false_claims = BoundedTable[str, int](MAX_ENDPOINTS)  # by key, and by subnet from which keys called
         now_s = clock.monotonic_s()
         self._known_dials = TokenBucket(KNOWN_PER_S, KNOWN_BURST, now_s)
         self._stranger_dials = TokenBucket(STRANGERS_PER_S, STRANGERS_BURST, now_s)
@@ -97,15 +97,22 @@ class AddressBook:
         self.relays: tuple[PeerAddress, ...] = ()  # at which we hold reservations: others may not be in reach otherwise
         self.num_answered = self.num_failed = 0  # dials since the process started
         self.newest_error = ""  # why one of them failed
-        # peers that failed at their own address, or at a relay of others, and how many in a row our relays led to since
+        # peers that failed at their own address or at another relay, and the number reached in a row through ours since
         self._failed_beyond = BoundedTable[NodeId, None](MAX_ENDPOINTS)
         self._num_beyond = 0
 
     # --- whether to dial -------------------------------------------------------------------------
 
     def best_address(self, node_id: NodeId, endpoints: Sequence[str]) -> PeerAddress:
-        """Best address of a node that advertises these endpoints, best first: where it answered before, as long as
-        it says so; else the first that did not just fail, or through a relay that may reach what we cannot."""
+        """The best address to dial a node at now: one where it proved its key, else the first that may be dialled.
+
+        If none may be dialled now, the first of all in the same order. Addresses at our own relays come after the
+        node's endpoints, or before them once only our relays have led to BEYOND_REACH peers in a row.
+
+        Args:
+            node_id: the node.
+            endpoints: the endpoints that the node advertises, best first.
+        """
         around = [relayed_endpoint(relay.endpoint, relay.node_id) for relay in self.relays]
         if self._num_beyond >= BEYOND_REACH:
             endpoints, around = around, list(endpoints)
@@ -114,20 +121,20 @@ class AddressBook:
         return next(filter(self.may_dial, offered), offered[0])
 
     def is_known(self, address: PeerAddress) -> bool:
-        """True if that peer proved to be there."""
+        """True if the node of the address was the last to prove its key there."""
         return self._owners.get(address.location) == address.node_id
 
     def endpoint_of(self, node_id: NodeId) -> str | None:
-        """Endpoint at which that peer proved its key."""
+        """Endpoint at which a node proved its key; None if it did not."""
         peer = self.known.get(node_id)
         return None if peer is None else peer.address.endpoint
 
     def is_anchor(self, node_id: NodeId) -> bool:
-        """True if the run names that node as an anchor."""
+        """True if the run names this node as an anchor."""
         return node_id in self._anchor_ids
 
     def may_dial(self, address: PeerAddress) -> bool:
-        """False where another peer proved to be, and during the pause after failures, of its relay's too."""
+        """False if another node proved its key there, or in the pause after failures of the address or its relay."""
         if self._owners.get(address.location, address.node_id) != address.node_id:
             return False
         if address.relay is not None and not self.may_dial(address.relay):
@@ -136,11 +143,11 @@ class AddressBook:
         return failures is None or failures.next_try_s <= self._clock.monotonic_s()
 
     def begin_dial(self, address: PeerAddress, *, is_alive: bool = False) -> bool:
-        """Takes a dial out of the budgets; False where it must not be made now.
+        """Charges a dial to the budgets; False, without a charge, if the address must not be dialled now.
 
         Args:
-            address: to be dialled.
-            is_alive: its author is known to be in the swarm: claims of strangers do not use up its subnet's budget.
+            address: the address to dial.
+            is_alive: its node is known to be in the swarm, so claims of strangers do not use up its subnet's budget.
         """
         now_s = self._clock.monotonic_s()
         if not self.may_dial(address):
@@ -157,12 +164,11 @@ class AddressBook:
         return True
 
     def _is_leading(self, address: PeerAddress) -> bool:
-        """True if it is behind a relay through which somebody answered lately."""
+        """True if the address is behind a relay through which a node answered lately."""
         return address.relay is not None and self._leading.get(address.endpoint, LEADING_TRIES) < LEADING_TRIES
 
     def _is_relayed_freely(self, address: PeerAddress) -> bool:
-        """True if its dial is bounded with those of all strangers alone: our own relays lead to us, and may be the only
-        way to everybody else."""
+        """True if no subnet's budget bounds dials of the address: its relay led somewhere lately, or is our own."""
         return self._is_leading(address) or address.relay in self.relays
 
     def _is_trusted(self, address: PeerAddress) -> bool:
@@ -171,7 +177,7 @@ class AddressBook:
     # --- what came of it -------------------------------------------------------------------------
 
     def record_answer(self, address: PeerAddress, *, is_alive: bool = False) -> None:
-        """The peer proved its key there: the dial costs nothing, and nobody else is at that address."""
+        """Records that the node proved its key at the address: the dial is refunded, other claims are void."""
         now_s = self._clock.monotonic_s()
         self.num_answered += 1
         if address.relay not in self.relays:
@@ -192,17 +198,17 @@ class AddressBook:
         self._add(address, self._clock.now_s())
 
     def record_working(self, address: PeerAddress) -> None:
-        """A stream from there brought something, or lasted: earlier failures are forgotten."""
+        """Forgets the failures of an address whose stream brought something, or lasted."""
         self._failures.pop(address.location, None)
 
     def observe(self, adverts: Iterable[Advert]) -> None:
-        """Takes what known peers show for entry in their newest adverts."""
+        """Stores the credentials that known peers show in these adverts."""
         for advert in adverts:
             if advert.node_id in self.known:
                 self.known[advert.node_id].credential = advert.credential
 
     def num_false_claims(self, node_id: NodeId, caller: str = "") -> int:
-        """Number of failed addresses that this key claimed, or another key that called from its subnet."""
+        """Number of failed addresses claimed by this key, or by keys that called from `caller`, if that is more."""
         return max(self._false_claims.get(node_id, 0), self._false_claims.get(caller, 0) if caller else 0)
 
     def _count_false_claim(self, node_id: NodeId, caller: str) -> None:
@@ -210,11 +216,11 @@ class AddressBook:
             self._false_claims[claimant] = self._false_claims.get(claimant, 0) + 1
 
     def record_failure(self, address: PeerAddress, caller: str = "") -> None:
-        """Nobody answered there, or what answered was of no use.
+        """Records a dial to an address where no node answered, or the answer was of no use.
 
         Args:
-            address: that was dialled.
-            caller: subnet from which its author called us; empty where it did not.
+            address: the dialled address.
+            caller: subnet from which the author of the address called us; "" if it did not.
         """
         self.num_failed += 1
         if address.relay not in self.relays:
@@ -236,13 +242,14 @@ class AddressBook:
             self._forget(address.node_id)
 
     def record_other(self, address: PeerAddress, other: NodeId, caller: str = "") -> None:
-        """Another node than the one expected proved its key there: the claims of all others to it are void.
+        """Records that a node other than the expected one proved its key there, which voids all other claims.
 
-        A peer whose known address works keeps it: a liar's one may forward calls to it, and then cut them off.
+        A node whose known address works keeps that address: a liar could forward calls from this one and then cut them
+        off. If the address is behind a relay, the answer only counts as a failure.
 
         Args:
-            address: that was dialled.
-            other: who answered.
+            address: the dialled address.
+            other: id of the node that answered.
             caller: as in `record_failure`.
         """
         if address.relay is not None:  # which led us elsewhere: nothing that its author did
@@ -282,11 +289,11 @@ class AddressBook:
     # --- on the disk -----------------------------------------------------------------------------
 
     def restore(self, path: Path, admits: Callable[[NodeId, bytes], bool]) -> None:
-        """Takes the peers of an earlier run (blocking); what is no peer in the file is passed over.
+        """Adds the peers that an earlier process saved (blocking); invalid entries are skipped.
 
         Args:
-            path: of the file; it may be missing, or hold anything.
-            admits: whether a peer may take part with the credential that it showed.
+            path: path of the file, which may be missing or hold anything.
+            admits: returns True if a peer may take part with the credential that it showed.
         """
         for peer in _read(path):
             node_id = peer.address.node_id
@@ -296,7 +303,7 @@ class AddressBook:
             self.known[node_id].credential = peer.credential
 
     def to_remember(self) -> list[dict[str, object]]:
-        """The peers worth dialling after a restart: those that work and are behind no relay, known longest first."""
+        """Entries for `save_known_peers`: working peers behind no relay, known longest first, a bounded number."""
         direct = (peer for peer in self.known.values() if peer.address.relay is None and not self._is_failing(peer))
         working = sorted(direct, key=lambda peer: peer.since_s)
         return [
@@ -311,7 +318,7 @@ class AddressBook:
 
 
 def save_known_peers(path: Path, peers: Sequence[dict[str, object]]) -> None:
-    """Replaces the file (blocking). A full disk costs the file, not the node."""
+    """Replaces the file of known peers (blocking); a failed write is only logged."""
     try:
         write_json(path, {"peers": list(peers)})
     except OSError as error:
@@ -319,16 +326,16 @@ def save_known_peers(path: Path, peers: Sequence[dict[str, object]]) -> None:
 
 
 def anchor_of(text: str) -> PeerAddress:
-    """The address in NODE_ID@host:port. Raises ValueError."""
+    """The address in NODE_ID@host:port. Raises ValueError for any other text."""
     node_id, _, endpoint = dialable_anchor(text).partition("@")
     return PeerAddress(node_id=node_id, endpoint=endpoint)
 
 
 @lru_cache(maxsize=2**14)
 def budget_key_of(endpoint: str) -> str:
-    """Budget that claims of an endpoint count against: a public subnet or the domain of a name; behind a relay, its.
+    """Budget that an endpoint counts against: its public subnet, or the domain of its name; a relayed one, its relay's.
 
-    Loopback and private addresses stand for themselves, with their port: many nodes of one lab share a machine.
+    Each loopback or private endpoint, port included, has its own budget: many nodes of one lab share a machine.
     """
     endpoint = split_relayed(endpoint)[0]
     host = endpoint.rpartition(":")[0].strip("[]")
@@ -342,7 +349,7 @@ def budget_key_of(endpoint: str) -> str:
 
 
 def is_public(endpoint: str) -> bool:
-    """True if it is an address of the public network, of which one party has a whole subnet."""
+    """True if the host of an endpoint is a public IP address, of which one party holds a whole subnet."""
     return public_subnet_of(endpoint.rpartition(":")[0]) is not None
 
 

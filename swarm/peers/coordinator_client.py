@@ -1,7 +1,7 @@
-"""Client of the coordinator: calls over gRPC, and what a node hands in and follows.
+"""Client of the coordinator: gRPC calls, and the versions, figures and advice that a node exchanges with it.
 
-Invariant: every call ends within its deadline or raises Unavailable; after a failure the next attempt to
-connect waits, with jitter, so that a swarm never storms a coordinator that has just come back.
+Invariant: every call except a watch returns or raises Unavailable within its timeout, once earlier calls have ended;
+after a failure the next attempt to connect waits, with jitter, so that a swarm never storms a coordinator that is back.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ MAX_PENDING_VERSIONS: Final = 10_000  # kept for a coordinator that is away
 
 
 class GrpcCoordinatorClient:
-    """Implements `CoordinatorClient`; connects on the first call and again after each failure.
+    """gRPC implementation of `CoordinatorClient`; connects on the first call and again after each failure.
 
     Example:
         client = GrpcCoordinatorClient(config.coordinator, identity, config.run_id)
@@ -53,10 +53,14 @@ class GrpcCoordinatorClient:
         credential: Callable[[], bytes] = bytes,
         note_clock: Callable[[float, float], None] = lambda now_s, at_s: None,
     ) -> None:
-        """`credential`: what we show to be let in; `note_clock`: called with the coordinator's wall
-        clock, and our monotonic clock at that moment.
+        """Creates a client that is not connected yet.
 
-        Raises ConfigError when the link cannot be dialled.
+        Args:
+            credential: returns the credential that each connection shows.
+            note_clock: called with the coordinator's wall clock, and our monotonic clock at that moment.
+
+        Raises:
+            ConfigError: an address or the fingerprint of `link` is invalid.
         """
         self._credential, self._note_clock = credential, note_clock
         self._addresses = list(link.addresses)
@@ -83,15 +87,15 @@ class GrpcCoordinatorClient:
 
     @property
     def is_connected(self) -> bool:
-        """True while the last call was answered and the connection holds."""
+        """True while a connection is open; a failed call closes it."""
         return self._channel is not None
 
     def follow_key(self, fingerprint: NodeId) -> None:
-        """The coordinator has another key from now on: the next connection expects it."""
+        """Replaces the key of the coordinator that the next connection expects."""
         self._fingerprint = fingerprint
 
     async def heartbeat(self, report: NodeReport) -> Advice:
-        """Renews the lease, reports figures, returns advice within its bounds. Raises Unavailable."""
+        """Renews the lease and reports figures; returns the advice. Raises Unavailable, also for invalid advice."""
         answer = await self._call("heartbeat", lambda stub: stub.Heartbeat, report_to_heartbeat(report))
         advice = advice_from_message(answer)
         if advice is None:
@@ -99,7 +103,7 @@ class GrpcCoordinatorClient:
         return advice
 
     async def record_versions(self, versions: Sequence[PolicyVersion]) -> None:
-        """Adds versions to the ledger in one transaction; what it refuses is logged. Raises Unavailable."""
+        """Adds versions to the ledger in one call; refused versions are only logged. Raises Unavailable."""
         request = pb.RecordVersionsRequest(versions=map(version_to_message, versions))
         response = await self._call("record_versions", lambda stub: stub.RecordVersions, request)
         if len(response.answers) != len(versions):
@@ -109,7 +113,7 @@ class GrpcCoordinatorClient:
                 self._warn_of_twin(version.step, str(answer.reason)[:200])
 
     def _warn_of_twin(self, step: int, reason: str) -> None:
-        """Once what it may mean, and each further refusal for whoever looks."""
+        """Logs a refused version: the first as a warning with its likely cause, the others at debug level."""
         level = logging.DEBUG if self._has_warned_of_twin else logging.WARNING
         self._has_warned_of_twin = True
         fix = "where its directory was copied, delete identity.key in the copy; else stop one of the two"
@@ -117,12 +121,12 @@ class GrpcCoordinatorClient:
         logger.log(level, message, extra={"step": step, "reason": reason, "fix": fix})
 
     async def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
-        """Head of a lineage in the ledger, then each new one; a slow reader skips to the newest.
+        """Yields the head of a lineage in the ledger, then each new head; a slow reader skips to the newest.
 
         The head goes back where the owner resumed from an earlier version and made other weights from there.
 
         Raises:
-            Unavailable: the watch broke; a new one begins with the head again.
+            Unavailable: the watch did not open, or broke; a new watch begins with the head again.
         """
         channel = await self._open_watched()
         try:
@@ -150,7 +154,7 @@ class GrpcCoordinatorClient:
         raise Unavailable(f"{what}: the coordinator ended it")
 
     async def leave(self) -> None:
-        """Ends the lease at once, over a connection that is open. Raises Unavailable."""
+        """Ends the lease at once; does nothing if no connection is open. Raises Unavailable."""
         if self._channel is not None:
             await self._call("leave", lambda stub: stub.Leave, pb.LeaveRequest())
 
@@ -160,7 +164,7 @@ class GrpcCoordinatorClient:
         await asyncio.gather(self._drop(), *(channel.close() for channel in list(self._watched)))
 
     async def _call(self, what: str, method: Callable[[Any], Callable[..., Awaitable[Any]]], request: Any) -> Any:
-        """One call within the deadline, on a connection that is made when there is none; one at a time."""
+        """Makes one call at a time, within the timeout, and connects first if necessary. Raises Unavailable."""
         async with self._calling:
             return await self._call_alone(what, method, request)
 
@@ -196,7 +200,7 @@ class GrpcCoordinatorClient:
             return self._channel
 
     async def _open_watched(self) -> AuthenticatedChannel:
-        """A connection for one watch, after the pause. Raises Unavailable."""
+        """Opens the connection of one watch, after the pause for earlier failures. Raises Unavailable."""
         await self._watch_retry.wait(MAX_BACKOFF_S)
         if self._is_closed:
             raise Unavailable("coordinator: the client is closed")
@@ -209,7 +213,7 @@ class GrpcCoordinatorClient:
         return channel
 
     async def _open(self) -> AuthenticatedChannel:
-        """The first address that proves to be the coordinator."""
+        """Connection to the first address that proves to be the coordinator. Raises Unavailable or Unauthenticated."""
         failures: list[str] = []
         is_wrong = False
         for address in self._addresses:
@@ -241,9 +245,9 @@ class GrpcCoordinatorClient:
 
 
 class CoordinatorView:
-    """A node's side of the control plane: figures and versions to hand in, advice to follow.
+    """A node's side of the control plane: figures and versions to report, and advice to follow.
 
-    A node goes on without any of it. Advice ends with its lease and can only lower what is measured here.
+    A node works without any of them. Advice ends with its lease and can only lower the node's own measurements.
 
     Example:
         view.apply_advice(await coordinator.heartbeat(own_report(agent, rate)))
@@ -259,7 +263,7 @@ class CoordinatorView:
 
     @property
     def advice(self) -> Advice:
-        """The coordinator's newest advice; no opinion once its lease ran out."""
+        """The coordinator's newest advice; the default `Advice()`, without any opinion, once its lease ran out."""
         return self._advice if self._clock.monotonic_s() < self._advice_ends_s else Advice()
 
     def apply_advice(self, advice: Advice) -> None:
@@ -267,17 +271,17 @@ class CoordinatorView:
         self._advice, self._advice_ends_s = advice, self._clock.monotonic_s() + advice.lease_s
 
     def queue_version(self, version: PolicyVersion) -> None:
-        """Keeps a version of ours for the ledger; over the bound it is dropped, and the ledger has a gap."""
+        """Queues a version of ours for the ledger; a full queue drops the version, and the ledger has a gap."""
         if len(self.pending_versions) < MAX_PENDING_VERSIONS:
             self.pending_versions.append(version)
 
     def record_edges(self, edges: Iterable[EdgeReport]) -> None:
-        """Takes the figures of a step: how off policy each source was."""
+        """Records the off-policy figures of a step, the newest of each source."""
         for edge in edges:
             self.edges[edge.source] = edge
 
     def source_weights(self) -> dict[NodeId, float]:
-        """Own measured effective sample size per source; the coordinator's advice can only lower it."""
+        """Weight of each source: its measured share of effective sample size (else 1), which advice can only lower."""
         weights = {source: edge.ess_share for source, edge in self.edges.items()}
         for source, weight in self.advice.source_weights.items():
             weights[source] = min(weights.get(source, 1.0), weight)
@@ -285,7 +289,7 @@ class CoordinatorView:
 
 
 class _RetryGate:
-    """The earliest time of the next attempt to connect, which moves away with each failure."""
+    """The earliest time of the next attempt to connect; each failure delays it."""
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
@@ -293,17 +297,17 @@ class _RetryGate:
         self._retry_at_s = 0.0  # monotonic
 
     def failed(self) -> None:
-        """Sets the earliest next attempt; failures of attempts under way at the same time count once."""
+        """Sets the time of the earliest next attempt; failures of concurrent attempts count once."""
         now_s = self._clock.monotonic_s()
         if now_s >= self._retry_at_s:
             self._retry_at_s = now_s + self._backoff.next_s()
 
     def reset(self) -> None:
-        """After a success: the next pause is the first again."""
+        """Resets the next pause to the shortest, after a success."""
         self._backoff.reset()
 
     async def wait(self, max_wait_s: float) -> None:
-        """Waits until an attempt may be made. Raises Unavailable when that is longer than `max_wait_s`."""
+        """Waits until an attempt may be made. Raises Unavailable at once if that is more than `max_wait_s` away."""
         wait_s = self._retry_at_s - self._clock.monotonic_s()
         if wait_s > max_wait_s:
             raise Unavailable(f"coordinator: next attempt in {wait_s:.1f} s, more than {max_wait_s:.1f} s from now")

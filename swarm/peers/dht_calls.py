@@ -1,7 +1,7 @@
-"""Calls between DHT peers as hivemind makes and answers them, within bounds.
+"""Bounds on the calls between DHT peers that hivemind 1.1.12 makes and answers.
 
-Invariant: a call asks for one thing; no call of another peer ends, stalls or fills this process, or takes a place in
-the routing table that is another's. All of it is about hivemind 1.1.12.
+Invariant: a call names one key; no call of another peer ends, stalls or fills this process, or takes a place in the
+routing table that belongs to a third peer.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from swarm.errors import TooLarge, Unavailable
 from swarm.flow import RateLimiter
 
 READS_PER_S = 8.0
-"""Of shards, by one peer: a generator that relays reads 5.3, four each time. A full one is 36 KB for 60 bytes."""
+"""Reads of shards allowed to one peer: a generator that relays makes 5.3. A full shard is 36 KB for 60 bytes."""
 
 _READS_BURST, _MAX_READERS = 32.0, 4096
 
@@ -24,8 +24,8 @@ _READS_BURST, _MAX_READERS = 32.0, 4096
 class BoundedCalls:
     """Calls of other peers, restricted to requests as our nodes make them.
 
-    hivemind answers as many keys as a request names, all records with each, and reads a table of records before anybody
-    checks it: msgpack in msgpack, of which a kilobyte ends the process.
+    hivemind itself answers every key that a request names, each with all its records, and parses a table of records
+    before the validator sees it: nested msgpack, of which a kilobyte ends the process.
     """
 
     def __init__(self, node: DHTNode, clock: Clock) -> None:
@@ -34,12 +34,17 @@ class BoundedCalls:
         self._reads = RateLimiter[str](READS_PER_S, _READS_BURST, _MAX_READERS)
 
     async def rpc_ping(self, request: Any, context: P2PContext) -> Any:
-        """hivemind's."""
+        """Answers a ping as hivemind does. Raises TooLarge for an id that is too long."""
         _check_peer(request)
         return await self._protocol.rpc_ping(request, context)
 
     async def rpc_find(self, request: Any, context: P2PContext) -> Any:
-        """hivemind's, for one key."""
+        """Answers a search for one key as hivemind does.
+
+        Raises:
+            TooLarge: the request names several keys or none, or an id that is too long.
+            Unavailable: the peer reads more shards than READS_PER_S allows.
+        """
         _check_peer(request)
         _check_one(request.keys)
         is_read = request.keys[0] in self._protocol.storage.shard_by_key
@@ -48,7 +53,7 @@ class BoundedCalls:
         return await self._protocol.rpc_find(request, context)
 
     async def rpc_store(self, request: Any, context: P2PContext) -> Any:
-        """hivemind's, for one record."""
+        """Stores one record as hivemind does. Raises TooLarge for a table, for several records, or a long id."""
         _check_peer(request)
         _check_one(request.keys)
         if self._protocol.IS_DICTIONARY in request.subkeys:
@@ -67,7 +72,7 @@ def _check_one(keys: Any) -> None:
 
 
 def bound_calls(node: DHTNode) -> None:
-    """Puts bounds to what hivemind itself does with calls. The node must not answer any yet."""
+    """Bounds hivemind's own handling of calls. The node must not answer calls yet."""
     forget_late_answers(node)
     forget_handled(node)
     keep_places(node)
@@ -76,18 +81,18 @@ def bound_calls(node: DHTNode) -> None:
 
 
 def forget_late_answers(node: DHTNode) -> None:
-    """Lets a node live on when an answer comes just after its call was given up.
+    """Keeps a node alive when an answer arrives just after its call was given up.
 
-    hivemind reads all answers in one task, which sets the result of whatever call is in its table; a call that
-    timed out stays there, cancelled, until p2pd has confirmed. An answer in between ended the task with
-    InvalidStateError, and nothing was ever answered again.
+    hivemind reads all answers in one task, which sets the result of any call that is in its table; a call that timed
+    out stays there, cancelled, until p2pd has confirmed. An answer in between would end the task with
+    InvalidStateError, and no later call would get its answer.
     """
     control = inside(node).p2p._client.control
     control._pending_calls = OpenCalls(control._pending_calls)  # with what the node asked while it started
 
 
 class OpenCalls(dict[Any, asyncio.Future[bytes]]):
-    """Calls by their ids; those that are done are in it for who made them, and not for answers."""
+    """Our calls by id; `in` is False for a call that is done, so that its late answer is ignored."""
 
     def __contains__(self, call_id: object) -> bool:
         future = self.get(call_id)
@@ -95,12 +100,12 @@ class OpenCalls(dict[Any, asyncio.Future[bytes]]):
 
 
 def forget_handled(node: DHTNode) -> None:
-    """Forgets calls of others that they gave up; hivemind keeps them for good where they had not begun."""
+    """Forgets calls of other peers once they end; hivemind keeps those that were cancelled before they began."""
     inside(node).p2p._client.control._handler_tasks = HandledCalls()
 
 
 class HandledCalls(dict[Any, asyncio.Task[None]]):
-    """Calls of others by their ids, for as long as they are under way."""
+    """Tasks that handle calls of other peers, by call id; each is removed when it ends."""
 
     def __setitem__(self, call_id: Any, task: asyncio.Task[None]) -> None:
         super().__setitem__(call_id, task)
@@ -113,11 +118,10 @@ class HandledCalls(dict[Any, asyncio.Task[None]]):
 
 
 def keep_places(node: DHTNode) -> None:
-    """Leaves each id in the routing table to the peer that showed it first, for as long as that answers, and each peer
-    one id.
+    """Keeps each id in the routing table for the first peer that showed it, while that peer answers; one id per peer.
 
-    hivemind believes whoever says an id: one peer took the places of all others with a message each, or had them
-    dropped by saying an id that it then denied. Peers prove their peer ids, not these.
+    hivemind believes any id that a peer states: one peer could take the places of all others with one message each, or
+    have them dropped by stating an id and then denying it. Peers prove their peer ids, not these ids.
     """
     protocol: Any = node.protocol
     table: Any = protocol.routing_table
@@ -135,10 +139,10 @@ def keep_places(node: DHTNode) -> None:
 
 
 def split_at_the_middle(node: DHTNode) -> None:
-    """Has an id in the middle of a bucket in the upper half, where it is looked for.
+    """Moves an id in the middle of a split bucket to the upper half, where hivemind searches for it.
 
-    hivemind puts it into the lower one: whoever said such an id could not be dropped any more, and each search raised
-    KeyError once it did not answer.
+    hivemind itself puts it into the lower half: a peer that stated this id could not be dropped any more, and each
+    search raised KeyError once the peer did not answer.
     """
     table: Any = node.protocol.routing_table
     split = table.split_bucket
@@ -155,7 +159,7 @@ def split_at_the_middle(node: DHTNode) -> None:
 
 
 def take_no_ids_that_are_none(node: DHTNode) -> None:
-    """A peer that answers a ping with more bytes than an id has did not answer; hivemind raised, to whoever asked."""
+    """Counts a peer that answers a ping with an invalid id as not responding; hivemind itself raises in the caller."""
     protocol: Any = node.protocol
     call_ping = protocol.call_ping
 
@@ -170,5 +174,5 @@ def take_no_ids_that_are_none(node: DHTNode) -> None:
 
 
 def inside(node: DHTNode) -> Any:
-    """hivemind's node untyped, for parts of its P2P that have no public way to them: child, client, socket paths."""
+    """The node untyped, for private parts of hivemind's P2P: child process, client, socket paths."""
     return cast(Any, node)

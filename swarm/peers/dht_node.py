@@ -1,7 +1,7 @@
-"""hivemind DHT peer inside our own event loop; with `dht_calls` and `dht_storage` all that imports hivemind.
+"""hivemind DHT peer inside our own event loop. Only this module, `dht_calls` and `dht_storage` import hivemind.
 
-Invariant: no forked process, no pickle, no pipe: a `DHTNode` on this loop and one p2pd child, which dies with
-us. `discovery_dht` imports this module late, in a thread: hivemind is an extra and brings torch.
+Invariant: no forked process, no pickle, no pipe: a `DHTNode` on this loop and one p2pd child, which dies with us.
+`discovery_dht` imports this module late, in a thread: hivemind is an extra and brings torch.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ _DOMAIN_PEER_KEY = b"swarm.v1.dht-peer-key"
 
 
 class DhtPeer:
-    """A running DHT peer: the nodes near a key, the records that they hold, and how to store there."""
+    """A running DHT peer: finds the nodes near a shard's key, reads their records and stores records there."""
 
     def __init__(self, node: DHTNode, storage: AdvertStorage, addresses: tuple[str, ...]) -> None:
         self._node = node
@@ -79,13 +79,13 @@ class DhtPeer:
         *,
         is_client: bool = False,
     ) -> "DhtPeer":
-        """Starts p2pd and a DHT node that knows nobody yet; its peer id follows from the identity.
+        """Starts p2pd and a DHT node that knows no other node yet; its peer id follows from the identity and the run.
 
         Args:
-            is_client: it asks and stores, and others neither ask it nor name it to each other.
+            is_client: the peer asks and stores, but answers no calls and is not named to other peers.
 
         Raises:
-            Unavailable: p2pd does not start in three tries, for instance because the port is taken.
+            Unavailable: the port stays taken, p2pd does not start in three tries, or its node cannot be used.
         """
         use_hivemind_log_handler("nowhere")
         logging.getLogger("hivemind").setLevel(logging.ERROR)  # one line per unreachable peer otherwise
@@ -136,11 +136,11 @@ class DhtPeer:
 
     @property
     def num_known(self) -> int:
-        """Nodes in the routing table."""
+        """Number of nodes in the routing table."""
         return len(self._node.protocol.routing_table.uid_to_peer_id)
 
     async def connected(self) -> dict[str, str]:
-        """Peer id -> a multiaddress of every connected peer, empty where it is of a kind that hivemind does not know.
+        """One multiaddress of each connected peer, by peer id; "" if hivemind does not know the kind of address.
 
         Raises:
             Unavailable: p2pd is dead or stuck.
@@ -154,19 +154,22 @@ class DhtPeer:
         return {str(peer.peer_id): _text_of(peer) for peer in peers if peer.addrs}
 
     async def dial(self, addresses: Sequence[str]) -> int:
-        """Connects to multiaddresses, all at once; returns how many answered."""
+        """Connects to multiaddresses, all at once; returns the number of those that answered."""
         results = await asyncio.gather(*(self._dial(address) for address in addresses))
         return sum(results)
 
     async def answers(self, peers: Iterable[str]) -> bool:
-        """True if one of these peers, named in base 58, answers now."""
+        """True if at least one of these peers, given as base 58 ids, answers now."""
         pings = (
             self._node.protocol.call_ping(PeerID.from_base58(peer), validate=False, strict=False) for peer in peers
         )
         return any(pong is not None for pong in await asyncio.gather(*pings))
 
     async def ping_unknown(self, most: int) -> None:
-        """Clears the list of unresponsive peers, and brings connected peers that the routing table lacks into it."""
+        """Clears the list of unresponsive peers, and pings up to `most` connected peers that the routing table lacks.
+
+        Then searches for our own neighbours and drops spare nodes over the bound. Raises Unavailable.
+        """
         node, table = self._node, self._node.protocol.routing_table
         node.blacklist.clear()
         peers = [PeerID.from_base58(peer) for peer in await self.connected()]
@@ -179,7 +182,7 @@ class DhtPeer:
                 del table[uid]
 
     async def nearest(self, shard: int) -> list[PeerID]:
-        """The other nodes nearest to a shard's key, by a search that carries no records."""
+        """Other nodes near a shard's key: the nearest in the routing table, then those found by a search."""
         key = self._storage.keys[shard]
         beside = DHTID(int(key) ^ 1)  # same neighbours, but nobody has a record there to send with each answer
         named = await self._search(beside)
@@ -189,8 +192,10 @@ class DhtPeer:
         return list(dict.fromkeys([*(peer for _, peer in answered), *named]))
 
     async def _search(self, key: DHTID) -> list[PeerID]:
-        """The nodes nearest to a key, as others name them, that answer. hivemind's own search asks whom others name for
-        as long as they name somebody."""
+        """At most NUM_REPLICAS answering nodes, nearest to a key first, found through the nodes that others name.
+
+        Bounded in time: hivemind's own search goes on for as long as nodes name further ones.
+        """
         node: Any = self._node
         width: int = node.protocol.bucket_size
 
@@ -216,7 +221,7 @@ class DhtPeer:
         return found[:NUM_REPLICAS]
 
     async def ask(self, peer: PeerID, shard: int) -> list[tuple[bytes, bytes, float]]:
-        """The unchecked records that a peer holds under a shard's key: (sub-key, value, expiry)."""
+        """The unchecked records of a peer under a shard's key: (sub-key, value, expiry); [] without a usable answer."""
         try:
             return records_in(await self._find(peer, self._storage.keys[shard]))
         except Exception:  # an answer may be hostile: whatever it breaks ends here
@@ -224,14 +229,14 @@ class DhtPeer:
             return []
 
     async def _find(self, peer: PeerID, key: DHTID) -> Any:
-        """A peer's answer about a key; hivemind's own call parses all of it. May raise anything."""
+        """A peer's answer about a key, unparsed; hivemind's own call would parse all of it. May raise any exception."""
         protocol = self._node.protocol
         request = dht_pb2.FindRequest(keys=[key.to_bytes()], peer=protocol.node_info)
         async with asyncio.timeout(_RPC_TIMEOUT_S + 1):
             return await protocol.get_stub(peer).rpc_find(request, timeout=_RPC_TIMEOUT_S)
 
     async def store(self, peers: Iterable[PeerID], shard: int, public_key: bytes, data: bytes, until_s: float) -> int:
-        """Asks peers to keep a record; returns how many say they do. It is kept here in any case."""
+        """Keeps a record here and asks peers to keep it; returns the number of peers that agreed."""
         key = self._storage.keys[shard]
         self._storage.store_subkey(key, public_key, data, until_s)
         calls = [self._node.protocol.call_store(peer, [key], [data], [until_s], [public_key]) for peer in peers]
@@ -239,11 +244,11 @@ class DhtPeer:
         return sum(bool(answer and answer[0]) for answer in answers)
 
     def held(self, shard: int) -> list[tuple[bytes, bytes, float]]:
-        """The records that this node itself keeps for a shard."""
+        """The records that this node itself keeps for a shard: (sub-key, value, expiry)."""
         return self._storage.records(self._storage.keys[shard])
 
     async def stop(self) -> None:
-        """Ends p2pd, by force when it does not go, and removes its sockets."""
+        """Ends p2pd, by force if it does not exit within a second, and removes its sockets."""
         p2p = self._p2p
         logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # p2pd says as an error that its socket was closed
         self._node.is_alive = False
@@ -285,10 +290,10 @@ class DhtPeer:
 
 
 async def _start_daemon(listen: str, **options: Any) -> P2P:
-    """p2pd, once it answers. A try lasts for as long as its process lives, up to a bound on hanging.
+    """Starts p2pd and waits until it answers. Each of three tries ends with its process, or after _START_HANG_S.
 
     Raises:
-        Unavailable: three daemons ended or hung; it names what was seen of each.
+        Unavailable: three daemons ended or hung; the message describes each.
     """
     seen: list[str] = []
     for pause_s in (0.0, *_START_PAUSES_S):
@@ -318,7 +323,7 @@ async def _start_daemon(listen: str, **options: Any) -> P2P:
 
 
 async def _end(daemon: Any) -> str:
-    """Ends p2pd, by force when it does not go; returns how it ended."""
+    """Ends p2pd, by force if it does not exit within a second; returns a description of its end."""
     child: asyncio.subprocess.Process | None = daemon._child
     was_running = child is not None and child.returncode is None
     daemon._terminate()
@@ -337,7 +342,11 @@ async def _end(daemon: Any) -> str:
 async def _prepare(
     node: DHTNode, storage: AdvertStorage, cache: AdvertStorage, clock: Clock, *, is_client: bool
 ) -> list[str]:
-    """Puts bounds and stores of ours into a node, which is asked by others from then on; returns its addresses."""
+    """Installs our bounds and storage in a node, which answers calls from then on unless it is a client.
+
+    Returns:
+        The node's multiaddresses.
+    """
     bound_calls(node)
     protocol: Any = node.protocol
     protocol.storage, protocol.cache = storage, cache
@@ -348,7 +357,10 @@ async def _prepare(
 
 
 def _text_of(peer: PeerInfo) -> str:
-    """The multiaddress of a connected peer. Where we dialled it, the peer chose which of its transports we took."""
+    """The multiaddress of a connected peer; "" if hivemind does not know its kind.
+
+    If we dialled the peer, the peer chose the transport, by the addresses that it announced.
+    """
     try:
         return f"{peer.addrs[0]}/p2p/{peer.peer_id}"
     except ValueError:
@@ -356,16 +368,16 @@ def _text_of(peer: PeerInfo) -> str:
 
 
 def for_others(addresses: Sequence[str]) -> tuple[str, ...]:
-    """The multiaddresses without loopback, which leads others to themselves; with it where there is nothing else."""
+    """The multiaddresses without loopback, which leads others to themselves; all of them if there are no others."""
     return tuple(a for a in addresses if not is_loopback(endpoint_of(a).rpartition(":")[0])) or tuple(addresses)
 
 
 @asynccontextmanager
 async def _key_file(identity: Identity, run_id: str) -> AsyncGenerator[Path, None]:
-    """p2pd's Ed25519 key in a private file, for as long as p2pd needs to read it.
+    """Path of a private file with p2pd's Ed25519 key; the file is removed when the context ends.
 
-    It follows from a signature that is never shown to anyone, so the peer id outlives restarts without a
-    file, and the identity's own key never leaves this process.
+    The key is derived from a signature that is never shown to anyone, so the peer id outlives restarts without a file,
+    and the identity's own key never leaves this process.
     """
     seed = hashlib.sha256(identity.sign(_DOMAIN_PEER_KEY, run_id.encode())).digest()
     public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
@@ -380,10 +392,10 @@ async def _key_file(identity: Identity, run_id: str) -> AsyncGenerator[Path, Non
 
 
 async def _wait_for_port(listen: str) -> None:
-    """Waits a moment for the port: p2pd itself would share it with a daemon that still runs there.
+    """Waits up to 10 s for the port: p2pd itself would share it with a daemon that still runs there.
 
     Raises:
-        Unavailable: another process listens there and goes on doing so.
+        Unavailable: the port could not be bound in that time.
     """
     _, kind, host, _, port, *_ = listen.split("/")
     if kind not in ("ip4", "ip6") or port == "0":

@@ -1,7 +1,7 @@
 """Records of the directory: signed adverts, checked at a bounded rate and kept in bounded tables.
 
-Invariant: a record is a signed advert of our run, under its author's key, that expires when its author
-wrote; work is bounded by rates, memory by tables that a flood of new identities cannot empty.
+Invariant: a record is a signed advert of our run, under its author's key, with the expiry that its author signed; work
+is bounded by rates, memory by tables that a flood of new identities cannot empty.
 """
 
 import hashlib
@@ -56,28 +56,27 @@ def shard_of(public_key: bytes, shards: int) -> int:
 
 
 Entry = tuple[bytes, bytes, float]
-"""Sub-key, value and expiry of a record that nobody checked."""
+"""Sub-key, value and expiry of an unchecked record."""
 
 Checked = tuple[bytes, Advert]
-"""Value of a record that was checked, and the advert in it."""
+"""Value and advert of a checked record."""
 
 
 def in_turn(answers: Sequence[Sequence[Entry]]) -> Iterator[Entry]:
-    """The first record of each replica, then the second of each, and so on.
+    """Yields the first record of each replica, then the second of each, and so on.
 
-    Each has an equal part of the checks that there is time for and of the places that those who come first keep: an
-    honest replica names those whom it knows longest first, whatever others answer.
+    Each replica has an equal part of the checks that there is time for, and of the places in a table that keeps those
+    who come first. An honest replica lists the authors that it has known longest first, whatever others answer.
     """
     for entries in zip_longest(*(answer[: 2 * MAX_RECORDS_PER_SHARD] for answer in answers)):
         yield from (entry for entry in entries if entry is not None)
 
 
 class RecordChecker:
-    """Decides which records are adverts of this run. The same record is verified once.
+    """Decides which records are adverts of this run. A record that is known as verified is not verified again.
 
-    Authors that were verified before have a rate limit of their own, so that a flood of new identities
-    cannot keep known nodes from refreshing. So has what a relay gives, or is given: neither it nor the DHT
-    uses up the checks of the other.
+    Authors that were verified before have their own rate limit, so that a flood of new identities cannot keep known
+    nodes from refreshing. Records exchanged with relays have another, so that neither side uses up the other's checks.
     """
 
     def __init__(
@@ -88,8 +87,12 @@ class RecordChecker:
         entry: EntryRule | None = None,
         held: Callable[[int, bytes], Checked | None] = lambda shard, public_key: None,
     ) -> None:
-        """`entry`: whose adverts count; None: everybody's. `held`: the record of an author that a flood of others does
-        not drive out of where it is kept."""
+        """Creates a checker.
+
+        Args:
+            entry: rule that decides whose adverts count; None: all adverts count.
+            held: returns the record of a shard's author from a table out of which a flood cannot drive it, or None.
+        """
         self._run_id, self._shards, self._clock, self._entry, self._held = run_id, shards, clock, entry, held
         self._verified = BoundedTable[bytes, Checked](_MAX_VERIFIED)  # author -> newest record
         # One second's worth of signature checks in advance.
@@ -103,14 +106,14 @@ class RecordChecker:
     def open(
         self, shard: int, public_key: bytes, data: bytes, expires_at_s: float, *, by_relay: bool = False
     ) -> Advert | None:
-        """The advert in a record from anywhere, or None.
+        """The advert in an unchecked record; None if the record is invalid, not admitted, or over the rate limit.
 
         Args:
-            shard: the shard it was found in or sent for.
-            public_key: its sub-key.
-            data: its value.
-            expires_at_s: the expiry that the DHT was told; must be the one that is signed.
-            by_relay: it came in a call between a relay and who is behind it, and not through the DHT.
+            shard: the shard that the record was found in or sent for.
+            public_key: the record's sub-key.
+            data: the record's value.
+            expires_at_s: the record's expiry in the DHT; must equal the signed one.
+            by_relay: the record came in a call between a relay and a node behind it, not through the DHT.
         """
         now_s = self._clock.now_s()
         if (
@@ -137,7 +140,7 @@ class RecordChecker:
         return advert
 
     def may_enter(self, advert: Advert) -> bool:
-        """True if its author may take part, as far as is known now."""
+        """True if the advert's author may take part, as far as is known now."""
         return self._entry is None or self._entry.admits(advert.node_id, advert.credential)
 
 
@@ -148,14 +151,14 @@ class Record:
     data: bytes
     expires_at_s: float
     rank: bytes  # private hash of the author: decides among newcomers
-    advert: Advert | None  # in it, where it is looked up here
+    advert: Advert | None  # content of `data`; None in `AdvertStorage`, which needs only the bytes
 
 
 class ShardRecords:
     """The records of one shard: at most `capacity` authors, the newest record of each.
 
-    When it is full, the half that came first stays for as long as it refreshes; newcomers share the other
-    half by a hash that only this node can compute. So neither more nor chosen identities win more than that.
+    In a full table the half of the authors that came first stays while they refresh; newcomers share the other half by
+    a hash that only this node can compute. So neither many nor chosen identities win more than that half.
     """
 
     def __init__(self, capacity: int = MAX_RECORDS_PER_SHARD) -> None:
@@ -166,7 +169,7 @@ class ShardRecords:
     def put(
         self, public_key: bytes, data: bytes, expires_at_s: float, now_s: float, advert: Advert | None = None
     ) -> bool:
-        """Keeps a verified record. False when a newer one is held, or when there is no room for this author."""
+        """Keeps a verified record; False if another record that expires no earlier is held, or if there is no room."""
         held = self._records.get(public_key)
         if held is not None:
             if held.expires_at_s >= expires_at_s:
@@ -186,12 +189,12 @@ class ShardRecords:
         return True
 
     def items(self, now_s: float) -> Iterator[tuple[bytes, Record]]:
-        """Authors and their unexpired records."""
+        """Public keys of the authors and their unexpired records."""
         self._drop_expired(now_s)
         return iter(list(self._records.items()))
 
     def get(self, public_key: bytes) -> Record | None:
-        """The record of an author, which may have expired."""
+        """The record of an author, which may have expired; None if there is none."""
         return self._records.get(public_key)
 
     def __len__(self) -> int:
@@ -203,12 +206,12 @@ class ShardRecords:
 
 
 class SeenRecords:
-    """The records of all shards, apart by who gave them: what one relay gives takes no room of others, or of the DHT.
+    """The records of all shards, kept separately for the DHT and the newest relays: no source takes another's room.
 
-    Of each that gave some, twice MAX_RECORDS_PER_SHARD for each shard, of some 3 KB: 4 MB a shard where all are full.
+    Each source has room for 2 * MAX_RECORDS_PER_SHARD records in each shard, of some 3 KB: at most 4 MB a shard.
 
     Args:
-        shards: of the run.
+        shards: number of shards of the run.
     """
 
     def __init__(self, shards: int) -> None:
@@ -220,24 +223,24 @@ class SeenRecords:
         return [ShardRecords(2 * MAX_RECORDS_PER_SHARD) for _ in range(self._shards)]
 
     def put(self, shard: int, public_key: bytes, data: bytes, advert: Advert, now_s: float, relay: NodeId = "") -> bool:
-        """As `ShardRecords.put`, among what the same relay gave, or the DHT."""
+        """Keeps a verified record that came from a relay ("": from the DHT); returns the same as `ShardRecords.put`."""
         tables = self._of_dht
         if relay:
             tables = self._of_relays[relay] = self._of_relays.get(relay) or self._empty()
         return tables[shard].put(public_key, data, advert.expires_at_s, now_s, advert)
 
     def newest(self, shard: int, public_key: bytes) -> Record | None:
-        """The newest record of an author, whoever gave it."""
+        """The newest record of an author from any source, which may have expired; None if there is none."""
         found = [tables[shard].get(public_key) for tables in (self._of_dht, *self._of_relays.values())]
         return max(filter(None, found), key=lambda record: record.expires_at_s, default=None)
 
     def checked(self, shard: int, public_key: bytes) -> Checked | None:
-        """As `newest`, for a `RecordChecker`."""
+        """The newest record of an author as the argument `held` of a `RecordChecker` returns it."""
         record = self.newest(shard, public_key)
         return None if record is None or record.advert is None else (record.data, record.advert)
 
     def items(self, now_s: float) -> Iterator[Checked]:
-        """The newest unexpired record of everybody."""
+        """The newest unexpired record of each author."""
         newest: dict[bytes, Record] = {}
         for tables in (self._of_dht, *self._of_relays.values()):
             for records in tables:

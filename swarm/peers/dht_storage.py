@@ -1,7 +1,7 @@
-"""Adverts as hivemind keeps, checks and sends them.
+"""Storage and validation of adverts inside hivemind, and parsers of the answers that it receives.
 
-Invariant: nothing is kept but checked adverts of our run, at most one table per shard, and an answer is bounded before
-it is parsed.
+Invariant: only checked adverts of our run are kept, one table per shard, and answers are bounded before they are
+parsed.
 """
 
 from collections.abc import Iterator
@@ -36,20 +36,20 @@ class AdvertStorage(DHTLocalStorage):
         self._shards = {key: ShardRecords() for key in self.keys}
 
     def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        """Only sub-keys are kept."""
+        """Keeps a record that has a sub-key; returns False for any other."""
         return False if subkey is None else self.store_subkey(key, subkey, value, expiration_time)
 
     def store_subkey(self, key: Any, subkey: Any, value: Any, expiration_time: float) -> bool:
-        """Keeps a record that the validator has passed."""
+        """Keeps a record that the validator has passed; False if the key is not a shard's, or as `ShardRecords.put`."""
         records = self._shards.get(key)
         return records is not None and records.put(subkey, value, expiration_time, self._clock.now_s())
 
     def records(self, key: DHTID) -> list[tuple[bytes, bytes, float]]:
-        """Sub-key, value and expiry of what is held under a key."""
+        """Sub-key, value and expiry of each unexpired record under a shard's key."""
         return [(author, r.data, r.expires_at_s) for author, r in self._shards[key].items(self._clock.now_s())]
 
     def get(self, key: Any) -> Any:
-        """The records of a key as hivemind sends them, or None."""
+        """The records of a key in the form in which hivemind sends them; None if there are none."""
         records = self.records(key) if key in self._shards else []
         if not records:
             return None
@@ -59,7 +59,7 @@ class AdvertStorage(DHTLocalStorage):
         return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
 
     def items(self) -> Iterator[Any]:
-        """Nothing: hivemind hands it to whoever says a new id near a key, on and on; authors announce again anyway."""
+        """No items: hivemind would send all of them to any peer that states a new id near a key, again and again."""
         return iter(())
 
     def __contains__(self, key: Any) -> bool:
@@ -73,13 +73,13 @@ class AdvertStorage(DHTLocalStorage):
 
 
 class AdvertsOnly(RecordValidatorBase):
-    """Validator that passes only adverts of our run, into storage and out of answers."""
+    """Validator that passes only adverts of our run, both into storage and out of answers."""
 
     def __init__(self, shard_by_key: dict[bytes, int], checker: RecordChecker) -> None:
         self._shard_by_key, self._checker = shard_by_key, checker
 
     def validate(self, record: DHTRecord) -> bool:
-        """True if a record may be stored or believed."""
+        """True if a record holds an advert of our run, so that it may be stored or believed."""
         shard = self._shard_by_key.get(record.key)
         if shard is None or not record.subkey.startswith(_SUBKEY_HEAD):
             return False
@@ -88,10 +88,10 @@ class AdvertsOnly(RecordValidatorBase):
 
 
 def records_in(response: Any) -> list[tuple[bytes, bytes, float]]:
-    """Parses an answer to a read. May raise anything on hostile bytes; its size is bounded first.
+    """The unchecked records in an answer to a read: (sub-key, value, expiry); [] if there are none or it is too large.
 
-    hivemind's table in a table is read one level at a time: its own parser goes as deep as an answer says, and a
-    kilobyte of that ends the process.
+    May raise any exception on hostile bytes. hivemind's nested table is read one level at a time: its own parser
+    recurses as deep as the bytes are nested, and a kilobyte of nesting ends the process.
     """
     (result,) = response.results
     if result.type != dht_pb2.FOUND_DICTIONARY or len(result.value) > MAX_REPLY_BYTES:
@@ -105,12 +105,12 @@ def records_in(response: Any) -> list[tuple[bytes, bytes, float]]:
 
 
 def _unpack(data: bytes) -> Any:
-    """The value in some msgpack. A list is given memory by the length that it states, and so is each in it."""
+    """The value in bounded msgpack without maps: a list, nested or not, is allocated by the length that it states."""
     return msgpack.unpackb(data, max_array_len=2 * MAX_RECORDS_PER_SHARD, max_map_len=0)
 
 
 def peers_in(response: Any, most: int) -> list[tuple[int, PeerID]]:
-    """Ids and peers that an answer names, at most so many. May raise anything on hostile bytes."""
+    """The first `most` node ids and peers that an answer names; [] if one is too long. May raise any exception."""
     (result,) = response.results
     named = [*islice(zip(result.nearest_node_ids, result.nearest_peer_ids, strict=True), most)]
     if any(len(node_id) > DHTID.HASH_NBYTES or len(peer) > _MAX_PEER_ID_BYTES for node_id, peer in named):

@@ -1,7 +1,7 @@
 """Discovery through the hivemind DHT: announce, look up, repair.
 
-Invariant: every call ends within its deadline, with Unavailable at worst; what is returned was signed by
-its author for this run and has not expired, whatever the replicas say.
+Invariant: every call ends within its deadline, with Unavailable at worst; every returned advert was signed by its
+author for this run and has not expired, whatever the replicas answer.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _LATER_S = 0.01
 
 
 class HivemindDirectory:
-    """`swarm.interfaces.Discovery` over a DHT peer of our own.
+    """Implementation of `swarm.interfaces.Discovery` with a DHT peer of our own.
 
     Example:
         directory = await HivemindDirectory.start(identity, "run", config, SystemClock(), Path("node/dht-peers.json"))
@@ -66,7 +66,7 @@ class HivemindDirectory:
         entry: EntryRule | None = None,
         is_outward: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Use `start`."""
+        """Prepares a directory without a DHT peer; use `start` instead."""
         self._is_outward, self._is_client = is_outward, is_outward()
         self._read_s = -math.inf  # when the adverts were looked up for others
         self._identity, self._run_id, self._config = identity, run_id, config
@@ -97,16 +97,16 @@ class HivemindDirectory:
     ) -> "HivemindDirectory":
         """Starts a DHT peer and joins through bootstrap and cached addresses.
 
-        Where none of them answers, the node is the first of its swarm; `maintain` keeps trying.
+        If no address answers, the node is the first of its swarm; `maintain` keeps trying.
 
         Args:
             cache_path: JSON file of peer addresses from earlier runs; None keeps none.
-            entry: whose adverts are stored and shown; None: everybody's.
-            is_outward: whether others cannot dial this node now: then it stores and asks, and holds nothing for them.
-                Asked again in each round of repair.
+            entry: rule that decides whose adverts are stored and shown; None: all adverts are.
+            is_outward: returns True while other nodes cannot dial this one: it then stores and asks, and holds nothing
+                for others. Called again in each round of repair.
 
         Raises:
-            ConfigError: the listening address is not TCP, or hivemind is not installed.
+            ConfigError: a listening or bootstrap address is invalid or not TCP, or hivemind is not installed.
             Unavailable: the DHT daemon does not start, for instance because the port is taken.
         """
         for address in (config.listen, *config.bootstrap):
@@ -128,12 +128,15 @@ class HivemindDirectory:
         return self
 
     def visible_maddrs(self) -> tuple[str, ...]:
-        """Multiaddresses at which others can bootstrap from this node (new ones after a rebuild on port 0)."""
+        """Multiaddresses at which others can bootstrap from this node; () while there is no DHT peer.
+
+        A rebuild on port 0 changes them.
+        """
         return () if self._peer is None else self._peer.addresses
 
     @property
     def num_peers(self) -> int:
-        """DHT nodes in the routing table; 0 means this node is alone."""
+        """Number of DHT nodes in the routing table; 0 means that this node is alone."""
         return 0 if self._peer is None else self._peer.num_known
 
     @property
@@ -145,7 +148,7 @@ class HivemindDirectory:
         """Stores this node's advert at the replicas of its shard.
 
         Raises:
-            Unavailable: there are other nodes, and none of them took it.
+            Unavailable: there are other nodes and none of them took it, the call took too long, or p2pd is not running.
         """
         advert = self.outlasting(advert)
         check_own(advert, self._identity.node_id, self._run_id, self._clock.now_s())
@@ -154,8 +157,10 @@ class HivemindDirectory:
             await self._announce(advert)
 
     def outlasting(self, advert: Advert) -> Advert:
-        """Our advert, so that it expires after the newest of ours that was looked up: else that one stays, such as the
-        last word of a node that left, and whose clock was set back before it came again."""
+        """Our advert, with a later expiry if a looked-up advert of ours would outlast it.
+
+        Otherwise the DHT would keep the older one, as after a restart with a clock that was set back.
+        """
         public_key = self._identity.public_key
         newest = self._seen.newest(shard_of(public_key, self._config.shards), public_key)
         if newest is None or newest.expires_at_s <= advert.expires_at_s:
@@ -164,7 +169,7 @@ class HivemindDirectory:
         return replace(advert, expires_at_s=until_s)
 
     async def lookup(self) -> list[Advert]:
-        """Adverts of the run, newest per node: the union of every replica's and of those seen before."""
+        """Adverts of the run, newest per node, from all replicas and earlier look-ups. Raises Unavailable."""
         peer = self._running()
         shards = random.sample(range(self._config.shards), min(_SHARDS_PER_LOOKUP, self._config.shards))
         async with _bounded(_CALL_TIMEOUT_S, "lookup"):
@@ -172,12 +177,19 @@ class HivemindDirectory:
         return self.seen()
 
     def seen(self) -> list[Advert]:
-        """As `lookup`, from the records that were read until now."""
+        """The same adverts as `lookup`, from the records that were read until now."""
         checked = self._seen.items(self._clock.now_s())  # once, as it came: those who flood checks hide nobody
         return [advert for _, advert in checked if self._checker.may_enter(advert)]
 
     async def pass_on(self, data: bytes) -> bool:
-        """Stores an advert as its author signed it; see `swarm.interfaces.RecordKeeper`. Raises Unavailable."""
+        """Stores an advert as its author signed it, see `swarm.interfaces.RecordKeeper`.
+
+        Returns:
+            False if the advert is not accepted, or a newer one of its author is known.
+
+        Raises:
+            Unavailable: the DHT does not answer in time.
+        """
         checked = self._check(data)
         if checked is None:
             return False
@@ -192,7 +204,7 @@ class HivemindDirectory:
         return True
 
     async def records(self) -> list[bytes]:
-        """The signed adverts of the run that have not expired, looked up every few seconds."""
+        """The signed adverts of the run that have not expired; looks them up first, at most every few seconds."""
         now_s = self._clock.monotonic_s()
         if now_s - self._read_s > _RECORDS_EVERY_S:
             self._read_s = now_s
@@ -201,7 +213,7 @@ class HivemindDirectory:
         return [data for data, _ in self._seen.items(self._clock.now_s())]
 
     def take(self, data: bytes, relay: NodeId) -> bool:
-        """Takes an advert that a relay gave into the look-ups; False where it is none of this run, or has no room."""
+        """Adds an advert from a relay to the results of look-ups; False if it is not accepted or has no room."""
         checked = self._check(data)
         if checked is None:
             return False
@@ -209,7 +221,7 @@ class HivemindDirectory:
         return self._seen.put(shard, public_key, data, advert, self._clock.now_s(), relay)
 
     def _check(self, data: bytes) -> tuple[int, bytes, Advert] | None:
-        """Shard, author and content of an advert of this run that did not come through the DHT."""
+        """Shard, author and content of an advert that did not come through the DHT; None if it is not accepted."""
         found = author_of(data)
         if found is None:
             return None
@@ -219,11 +231,12 @@ class HivemindDirectory:
         return None if advert is None else (shard, public_key, advert)
 
     async def maintain(self) -> None:
-        """One round of repair: probe p2pd, rebuild it when dead or when others can dial this node no more, or again;
-        rejoin, persist addresses, announce again.
+        """Runs one round of repair: probes p2pd, rejoins, saves peer addresses, and announces our last advert again.
+
+        p2pd is started again if it is dead, and in the other mode if other nodes can dial this one no more, or again.
 
         Raises:
-            Unavailable: the daemon is dead and does not start again, or peers took too long.
+            Unavailable: p2pd is dead and does not start again, peers took too long, or the directory was stopped.
         """
         async with self._repairing:
             if self._is_stopped:
@@ -269,7 +282,7 @@ class HivemindDirectory:
         )
 
     async def _rejoin(self) -> None:
-        """Dials absent bootstrap and cached peers, and brings every connected peer into the routing table."""
+        """Dials absent bootstrap peers and some absent cached ones, and adds connected peers to the routing table."""
         peer = self._running()
         connected = await peer.connected()
         own = {address.rpartition("/p2p/")[2] for address in peer.addresses}
@@ -294,7 +307,7 @@ class HivemindDirectory:
             logger.info("DHT peers answer again", extra={"num_peers": self.num_peers})
 
     def _remember(self, connected: Iterable[str]) -> None:
-        """Takes the addresses of connected peers; where the table is full, only in place of ones that are not."""
+        """Stores the addresses of connected peers; in a full table only in place of peers that are not connected."""
         dialable = dict.fromkeys(filter(_is_dialable, connected))
         absent = (address for address in list(self._known) if address not in dialable)
         for address in [address for address in dialable if address not in self._known]:
@@ -316,7 +329,7 @@ class HivemindDirectory:
             raise Unavailable(f"none of {len(replicas)} DHT nodes took the advert")
 
     async def _replicas(self, peer: "DhtPeer", shard: int) -> "list[PeerID]":
-        """The other nodes that keep a shard; a node that keeps it too may be the only one. Raises Unavailable."""
+        """The other nodes that keep a shard; [] if this node is alone. Raises Unavailable."""
         replicas = await peer.nearest(shard)
         connected = {} if replicas else await peer.connected()  # itself raises when the daemon is dead
         if connected and self._is_client:  # who is connected to a server may be clients, which nobody can ask
@@ -324,7 +337,7 @@ class HivemindDirectory:
         return replicas
 
     async def _read(self, peer: "DhtPeer", shard: int) -> None:
-        """Reads a shard from every replica separately, so that no single one can hide what another holds."""
+        """Reads a shard from every replica separately, so that no replica can hide records that another holds."""
         replicas = await self._replicas(peer, shard)
         answers = await asyncio.gather(*(peer.ask(replica, shard) for replica in replicas))
         entries = in_turn((peer.held(shard), *answers))
@@ -335,7 +348,7 @@ class HivemindDirectory:
 
 
 async def _import_node() -> Any:
-    """Imports hivemind (and with it torch: about two seconds) in a thread."""
+    """Imports hivemind (and torch: about two seconds) in a thread. Raises ConfigError if it is not installed."""
     try:
         return await asyncio.to_thread(importlib.import_module, "swarm.peers.dht_node")
     except ModuleNotFoundError as error:
@@ -344,7 +357,7 @@ async def _import_node() -> Any:
 
 @asynccontextmanager
 async def _bounded(seconds: float | None, what: str) -> AsyncGenerator[None, None]:
-    """Raises Unavailable after some seconds, and for whatever hivemind raises, which falls over what anybody sends."""
+    """Context that raises Unavailable after `seconds`, and for any error but ours: hivemind fails on many inputs."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -358,7 +371,7 @@ async def _bounded(seconds: float | None, what: str) -> AsyncGenerator[None, Non
 
 
 def _is_dialable(address: str) -> bool:
-    """A TCP multiaddress with a port and a peer id."""
+    """True for a TCP multiaddress with a port and a peer id."""
     base, _, peer = address.rpartition("/p2p/")
     try:
         return len(address) <= _MAX_ADDRESS_CHARS and peer.isalnum() and bool(dialable_multiaddress(base))
@@ -367,7 +380,7 @@ def _is_dialable(address: str) -> bool:
 
 
 def _read_cache(path: Path | None) -> list[str]:
-    """Addresses of an earlier run; none when the file is missing or broken."""
+    """Addresses from an earlier run; [] if the file is missing or broken."""
     if path is None:
         return []
     try:
@@ -384,7 +397,7 @@ def _read_cache(path: Path | None) -> list[str]:
 
 
 def _write_cache(path: Path | None, addresses: list[str]) -> None:
-    """Replaces the file as a whole. A full disk costs the cache, not the node."""
+    """Replaces the file of addresses as a whole; a failed write is only logged."""
     if path is None:
         return
     try:

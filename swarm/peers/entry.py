@@ -1,7 +1,7 @@
-"""Entry: who may take part in a run, as its configuration or manifest says, and who vouched for whom.
+"""Entry rule: the nodes that may take part in a run, by its configuration or manifest, and the voucher of each node.
 
-Invariant: one rule judges at Hello, in directory records and for producers of relayed groups; what it remembers is
-bounded, and a stranger costs a bounded number of expensive checks a second.
+Invariant: one rule judges at Hello, in directory records and for producers of relayed groups; its tables are bounded,
+and strangers cost a bounded number of expensive checks a second.
 """
 
 import hashlib
@@ -44,10 +44,10 @@ class _Admitted:
 
 
 class _Checks:
-    """Rates at which strangers' credentials are checked in one place, so that no flood of keys costs more."""
+    """Limits on the checks of strangers' credentials in one place, so that no flood of keys costs more."""
 
     def __init__(self, now_s: float, num_proofs: float = WORK_CHECKS_PER_S) -> None:
-        """`num_proofs`: of work, that are checked at once."""
+        """Starts with full limits, with which `num_proofs` proofs of work may be checked at once."""
         self.work = TokenBucket(WORK_CHECKS_PER_S, num_proofs, now_s)
         self.invitations = TokenBucket(INVITATION_CHECKS_PER_S, INVITATION_CHECKS_PER_S, now_s)
 
@@ -61,7 +61,11 @@ class EntryRule:
     """
 
     def __init__(self, config: EntryConfig, run_id: str, clock: Clock, coordinator: NodeId = "") -> None:
-        """`coordinator`: node id of the run's coordinator, who may invite too; empty where there is none."""
+        """Creates a rule that has seen no credential yet.
+
+        Args:
+            coordinator: node id of the run's coordinator, which may invite too; "" if there is none.
+        """
         self._run_id, self._clock, self._coordinator = run_id, clock, coordinator
         self._admitted = BoundedTable[NodeId, _Admitted](MAX_REMEMBERED)
         self._refused = BoundedTable[bytes, str](MAX_REFUSED)  # digest of node and credential -> reason
@@ -74,9 +78,9 @@ class EntryRule:
         self.update(config)
 
     def update(self, config: EntryConfig, coordinator: NodeId = "") -> None:
-        """Takes over another configuration, and coordinator, of a newer manifest.
+        """Applies the configuration of a newer manifest, and its coordinator unless that is "".
 
-        Who was invited stays while its voucher is a member; a proof of work stays unless more is asked for now.
+        Invited nodes stay while their voucher may invite; proofs of work are forgotten if more bits are asked for now.
         """
         if config.work_bits > self.config.work_bits:
             for node_id in [node_id for node_id, known in self._admitted.items() if known.voucher is None]:
@@ -86,32 +90,32 @@ class EntryRule:
         self._refused.clear()
 
     def fresh(self) -> "EntryRule":
-        """The same rule, which knows nobody yet."""
+        """A new rule with the same settings, which has seen no credential yet."""
         return EntryRule(self.config, self._run_id, self._clock, self._coordinator)
 
     def is_member(self, node_id: NodeId) -> bool:
-        """True if a node is in the run in its own right: it is listed, or has shown the coordinator's invitation."""
+        """True if a node takes part in its own right: it is listed, or has shown the coordinator's invitation."""
         if node_id in self._denied:
             return False
         known = self._known(node_id)
         return node_id in self._members or (known is not None and known.voucher == self._coordinator != "")
 
     def voucher_of(self, node_id: NodeId) -> NodeId | None:
-        """The member who invited a node, as far as that was shown here; None for members and for everybody else.
+        """Id of the member that invited a node, by an invitation shown here; None for members and for all other nodes.
 
-        The first invitation that was shown holds until it ends: who has several cannot change its voucher at will.
+        The first invitation shown holds until it ends: a node with several cannot change its voucher at will.
         """
         known = self._known(node_id)
         return None if known is None or self.is_member(node_id) else known.voucher
 
     def is_admitted(self, node_id: NodeId) -> bool:
-        """True if a node may take part by what is known of it here: the list, or a credential that it showed before."""
+        """True if a node may take part by its entry in the list, or by a credential that it showed here before."""
         if node_id in self._denied:
             return False
         return self.config.kind == "open" or node_id in self._members or self._known(node_id) is not None
 
     def is_denied(self, node_id: NodeId) -> bool:
-        """True if a node is known not to belong here, though it may have been let in before the newest manifest."""
+        """True if a node is known not to belong here, even if it was admitted before the newest manifest."""
         if node_id in self._denied:
             return True
         if self.config.kind == "open" or node_id in self._members:
@@ -122,11 +126,11 @@ class EntryRule:
         )
 
     def require(self, node_id: NodeId, data: bytes) -> None:
-        """Judges what a node shows that has proved its key on this connection.
+        """Judges the credential of a node that has proved its key on this connection.
 
         Raises:
-            Unauthenticated: it may not take part; the sentence names the fix.
-            Unavailable: too many strangers are being checked just now.
+            Unauthenticated: the node may not take part; the message names the fix.
+            Unavailable: the credential cannot be checked just now, or its voucher answers for the most nodes allowed.
         """
         reason = self._judge(node_id, data, self._of_sessions)
         if reason:
@@ -134,11 +138,11 @@ class EntryRule:
             raise Unauthenticated(reason)
 
     def admits(self, node_id: NodeId, data: bytes) -> bool:
-        """True if a node may take part with what its advert shows; also False while it cannot be checked."""
+        """True if a node may take part with the credential in its advert; also False if that cannot be checked now."""
         return self._admits(node_id, data, self._of_records)
 
     def readmits(self, node_id: NodeId, data: bytes) -> bool:
-        """As `admits`, of a node in this node's own file: no stranger writes there, so its rate leaves none out."""
+        """As `admits`, for the nodes in our own file, whose checks have their own limit: no stranger uses it up."""
         return self._admits(node_id, data, self._of_own_file)
 
     def _admits(self, node_id: NodeId, data: bytes, checks: _Checks) -> bool:
@@ -159,7 +163,7 @@ class EntryRule:
         return (voucher in self._members or voucher == self._coordinator) and voucher not in self._denied
 
     def _judge(self, node_id: NodeId, data: bytes, checks: _Checks) -> str:
-        """Why a node may not take part, or nothing. Raises Unavailable where it cannot be checked now."""
+        """Reason why a node may not take part; "" if it may. Raises Unavailable if that cannot be checked now."""
         if node_id in self._denied:
             return f"run {self._run_id} denies node {short(node_id)} (entry.denied); ask its operator"
         if node_id in self._members:
@@ -191,7 +195,11 @@ class EntryRule:
     def _check(
         self, node_id: NodeId, shown: Credential | None, checks: _Checks
     ) -> tuple[float, NodeId | None] | _NotGood:
-        """Until when a credential is good, and who vouches; or why it is not."""
+        """Wall-clock end of a credential and its voucher (None: proof of work), or the reason why it is not good.
+
+        Raises:
+            Unavailable: too many credentials are checked just now, or the voucher answers for the most nodes allowed.
+        """
         now_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
         if shown is None:
             return _NotGood(f"the credential is malformed; {_fix(node_id)}")
@@ -226,7 +234,7 @@ class EntryRule:
         return work_ends_s(shown.work), None
 
     def _has_place(self, voucher: NodeId, node_id: NodeId, until_s: float) -> bool:
-        """True if a member may answer for one more node; so one that turns cannot fill what is remembered of others."""
+        """Reserves one of a voucher's places for a node; False if all are taken. The coordinator has no bound."""
         if voucher == self._coordinator:
             return True
         invited = self._invited_by.setdefault(voucher, {})

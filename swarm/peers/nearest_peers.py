@@ -1,6 +1,6 @@
-"""The search of a distributed hash table for the peers nearest to a key.
+"""Search of a distributed hash table for the peers nearest to a key.
 
-Invariant: bounded in time, whatever peers answer; each peer is asked once; nothing goes on when it ends.
+Invariant: bounded in time, whatever peers answer; each peer is asked once; no call outlasts the search.
 """
 
 import asyncio
@@ -21,17 +21,18 @@ async def nearest_peers(
     at_once: int,
     timeout_s: float,
 ) -> list[Peer]:
-    """The peers that answered, the nearest first, once the `width` nearest of all that were named were asked.
+    """The peers that answered, nearest first, once the `width` nearest known ones were asked or the time is over.
 
-    Nobody proves an id, so a peer counts at the least distance that somebody names: it cannot be named out of the way.
-    One that does not answer is left out.
+    Ids are not proven, so a peer counts at the least distance that any peer names for it: no answer can move a peer
+    away. Peers that do not answer are left out.
 
     Args:
         known: distance and peer, to begin with.
-        ask: whom a peer names, nearest first, of which `width` are read; None where it does not answer.
-        width: how many are asked at the least, where there are as many.
-        at_once: how many are asked at the same time.
-        timeout_s: then it ends, with whoever has answered.
+        ask: returns the distances and peers that a peer names, nearest first, of which `width` are read; None if the
+            peer does not answer.
+        width: number of nearest peers to ask, if there are as many.
+        at_once: most concurrent calls of `ask`.
+        timeout_s: time limit of the search.
     """
     distances: dict[Peer, int] = {}
     asked, answered = set[Peer](), set[Peer]()

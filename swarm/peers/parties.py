@@ -1,19 +1,18 @@
-"""Parties: whose keys count as one, and which of them are established.
+"""Parties: keys that count as one, and keys that are established.
 
 A key costs nothing, so influence is bounded per party and not per key. Invariant: nothing that a free key does by
-itself, for however long, makes it established, and no number of keys without a voucher is more than one party of
-newcomers.
+itself, for however long, makes it established, and keys without a voucher are at most one party of newcomers.
 
-Who is established. In a private run everybody: whoever reaches the node was let in by its owner, and a key is a party
-of its own. Else the members of the run, and whom a member invited. Right answers prove nothing: a script writes them as
-well as a policy does; nor does a proof of work, which has a price in minutes and no more.
+Established keys. In a private run all keys: the owner let in each node that reaches this one, and each key is its own
+party. Else the members of the run, and the nodes that members invited. Right answers prove nothing: a script writes
+them as well as a policy does; nor does a proof of work, which costs minutes and no more.
 
-What is one party. An invited key is one party with the member that answers for it: who invites itself gains nothing.
-Invited keys that proved themselves at public addresses of one subnet share a bound as well. Each has its own bounds
-besides, so nobody can use up the share of another one by moving in beside it. Members share nothing by address: the
-operator named each of them, and machines of one lab are in one subnet. Only an address where this node reached the key
-counts; what an advert claims could name the subnet of a victim. Names are not resolved, and nobody shares one. Who is
-behind a relay shares no bound with others there, but newcomers share the work that they cause.
+Parties. An invited key is one party with the member that answers for it: a member that invites its own keys gains
+nothing. Invited keys that proved themselves at public addresses of one subnet share a bound as well. Each party also
+has its own bounds, so nobody can use up another party's share by moving into its subnet. Members share nothing by
+address: the operator named each of them, and machines of one lab are in one subnet. Only an address where this node
+reached the key counts; an advert could claim the subnet of a victim. Names are not resolved, and nobody shares one.
+Keys behind a relay share no bound with others there, but newcomers share the work that they cause.
 
 Keys that behave alike are not merged: with a small model honest nodes give equal answers to equal tasks, so equal
 answers do not show one owner. Copies are refused by their digests instead.
@@ -27,11 +26,11 @@ from swarm.types import NodeId, short
 
 
 class Parties:
-    """Standing of keys, and the party that each belongs to.
+    """Standing of keys, and the party of each key.
 
     Args:
-        entry: who is a member, and whom members invited; None: of a private run.
-        endpoint_of: host:port where a key proved itself to this node; None where it did not.
+        entry: rule that knows the members and the nodes that they invited; None in a private run.
+        endpoint_of: returns the endpoint at which a key proved itself to this node; None if it did not.
 
     Example:
         parties = Parties(EntryRule(config.entry, config.run_id, clock))
@@ -46,7 +45,7 @@ class Parties:
 
     @property
     def is_private(self) -> bool:
-        """True if every key is established, and a party of its own."""
+        """True if every key is established and is its own party."""
         return self.entry is None
 
     def is_established(self, node_id: NodeId) -> bool:
@@ -55,7 +54,7 @@ class Parties:
         return entry is None or entry.is_member(node_id) or entry.voucher_of(node_id) is not None
 
     def standing_of(self, node_id: NodeId) -> str:
-        """Why the groups of a key count as they do, for people; empty in a private run, where all count alike."""
+        """Standing of a key, for people: "member", "newcomer" or "invited by ..."; "" in a private run."""
         entry = self.entry
         if entry is None:
             return ""
@@ -65,14 +64,16 @@ class Parties:
         return "member" if entry.is_member(node_id) else "newcomer"
 
     def party_of(self, node_id: NodeId) -> str:
-        """Name of the party of a key; a newcomer's is only among the newcomers."""
+        """Party of a key: the key itself, its voucher, or the public subnet of a newcomer, which counts among
+        newcomers.
+        """
         entry = self.entry
         if entry is None or entry.is_member(node_id):
             return node_id
         return entry.voucher_of(node_id) or self._subnet_of(node_id) or node_id
 
     def bounds_of(self, node_id: NodeId) -> tuple[str, ...]:
-        """Names that the groups of an established key count under: its party, and its subnet where that counts."""
+        """Names under which an established key's groups count: its party, and for an invited key its subnet."""
         entry = self.entry
         if entry is None or entry.is_member(node_id):
             return (node_id,)
@@ -82,8 +83,10 @@ class Parties:
         return (party,) if subnet is None or subnet == party else (party, subnet)
 
     def origin_of(self, node_id: NodeId) -> str:
-        """Whom work counts against that a key causes: where not everybody is established the party of who is, else the
-        subnet where the key proved itself, or the key for other addresses. Empty where it proved itself nowhere."""
+        """Name that the work caused by a key counts against; "" if the key proved itself nowhere.
+
+        Outside private runs an established key counts as its party; any other as its public subnet or itself.
+        """
         if not self.is_private and self.is_established(node_id):
             return self.party_of(node_id)
         if self._endpoint_of(node_id) is None:
@@ -95,6 +98,6 @@ class Parties:
         return endpoint is not None and bool(split_relayed(endpoint)[1])
 
     def _subnet_of(self, node_id: NodeId) -> str | None:
-        """The subnet of a public address, of its relay's where it is behind one; None for any other, and for a name."""
+        """Subnet of a key's public address, or of its relay's; None for any other address, and for a name."""
         endpoint = self._endpoint_of(node_id)
         return None if endpoint is None else public_subnet_of(split_relayed(endpoint)[0].rpartition(":")[0])

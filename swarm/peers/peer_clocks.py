@@ -1,8 +1,8 @@
-"""Clocks of others, as they named them at Hello: whether this node's own clock is wrong.
+"""Clocks of other nodes, as stated at Hello, from which this node finds that its own clock is wrong.
 
-Invariant: nothing follows from it but a sentence for the operator; no time of a group, an advert or this node is ever
-shifted by it. A party has one vote, whoever is established is asked before strangers, and more than half of the votes,
-and the coordinator's where it has one, have to name a clock that is off by more than peers accept, to the same side.
+Invariant: the only result is a sentence for the operator; no time of a group, an advert or this node is ever shifted.
+Each party has one vote, and strangers vote only while no established peer does. More than half of the votes, and the
+coordinator's if there is one, have to differ from our clock by more than peers accept, in the same direction.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ class PeerClocks:
     Example:
         clocks = PeerClocks(clock, parties)
         clocks.note(peer, now_s=1.7e9, at_s=clock.monotonic_s())
-        clocks.finding()  # empty while all is well
+        clocks.finding()  # "" unless our clock is wrong
     """
 
     def __init__(self, clock: Clock, parties: Parties) -> None:
@@ -36,17 +36,17 @@ class PeerClocks:
         self._is_known_wrong = False  # since `new_finding` said so
 
     def note(self, node_id: NodeId, now_s: float, at_s: float) -> None:
-        """A peer that proved its key where we dialled it names its wall clock; `at_s` is monotonic, ours, then."""
+        """Records the wall clock of a peer that proved its key where we dialled it; `at_s`: our monotonic time."""
         if _is_time(now_s):
             self._peers[node_id] = _Noted(now_s - at_s, at_s)
 
     def note_coordinator(self, now_s: float, at_s: float) -> None:
-        """The coordinator, whose key the link names, names its wall clock."""
+        """Records the wall clock of the coordinator, whose key the link names; `at_s`: our monotonic time."""
         if _is_time(now_s):
             self._coordinator = _Noted(now_s - at_s, at_s)
 
     def finding(self) -> str:
-        """That our clock is wrong, by how much, what follows and what to do; empty where the others do not say so."""
+        """Sentence for the operator on a wrong clock of ours: by how much, the effect and the fix; "" for none."""
         coordinator = [] if self._coordinator is None else self._ahead(self._coordinator)
         votes = [*self._votes(), *coordinator]
         for sign in (1, -1):
@@ -60,13 +60,13 @@ class PeerClocks:
         return ""
 
     def new_finding(self) -> str:
-        """`finding` once for each time that the clock becomes wrong, for a log."""
+        """`finding` once each time that the clock becomes wrong, for a log; "" in between."""
         finding = self.finding()
         is_new, self._is_known_wrong = bool(finding) and not self._is_known_wrong, bool(finding)
         return finding if is_new else ""
 
     def _votes(self) -> list[float]:
-        """Of each party the median of its clocks; of strangers only where nobody is known who counts in full."""
+        """Seconds that our clock is ahead, the median of each party; of strangers only if no established peer votes."""
         by_party = defaultdict[tuple[bool, str], list[float]](list)
         for node_id, noted in self._peers.items():
             party = self._parties.origin_of(node_id) or node_id
@@ -76,7 +76,7 @@ class PeerClocks:
         return established or list(votes.values())
 
     def _ahead(self, noted: "_Noted") -> list[float]:
-        """Seconds that our wall clock is ahead of that one now, also where it was set meanwhile; none if too old."""
+        """Seconds, in a list, that our wall clock is ahead of a noted one now; [] if the note is too old."""
         at_s = self._clock.monotonic_s()
         return [self._clock.now_s() - noted.base_s - at_s] if at_s - noted.at_s <= _FORGET_S else []
 
@@ -90,5 +90,5 @@ class _Noted(NamedTuple):
 
 
 def _is_time(now_s: float) -> bool:
-    """False for the 0 of a release that names none, and for what is no time."""
+    """False for the 0 of a release that states no clock, and for values that are no wall clock."""
     return 0 < now_s < _NO_TIME_S

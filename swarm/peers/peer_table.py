@@ -1,6 +1,6 @@
-"""Peer table: newest signed head of each other node, what it delivered, and who is connected.
+"""Peer table: the newest signed head and delivered step of each other node, and the connected peers.
 
-Invariant: every table is bounded, a head never goes back, and those of lineages in use make room last.
+Invariant: every table is bounded, a head never goes back, and heads of lineages in use are forgotten last.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ class Peers:
     """The other nodes, from adverts and from the groups that they signed.
 
     Args:
-        node_id: our own.
-        is_established: whose groups count in full, where not everybody's do.
+        node_id: our own id.
+        is_established: returns True for a peer whose groups count in full, in a run where not all do.
 
     Example:
         peers = Peers(identity.node_id)
@@ -36,18 +36,18 @@ class Peers:
         self._served: frozenset[str] = frozenset()  # lineages that connected peers advertise
         self.delivered_steps = BoundedTable[NodeId, int](MAX_PEERS)  # newest policy step in admitted groups of each
         self.connected: set[NodeId] = set()
-        self.inbound: dict[NodeId, str] = {}  # that proved their key when they called -> subnet called from, or ""
+        self.inbound: dict[NodeId, str] = {}  # callers that proved their key -> subnet of the call, or ""
         self._num_streams: Counter[NodeId] = Counter()  # from each peer: an old one may end after a new one began
-        # that have reservations for nodes that cannot be dialled, where their adverts say that they are
+        # peers that offer reservations to nodes that cannot be dialled, at their advertised addresses
         self.relays: Mapping[NodeId, PeerAddress] = {}
-        self._trains = BoundedTable[NodeId, bool](MAX_PEERS)  # whether it has a policy of its own, as its advert says
+        self._trains = BoundedTable[NodeId, bool](MAX_PEERS)  # True for a peer whose advert has the role of trainer
 
     def head_of(self, policy_id: NodeId) -> PolicyVersion | None:
-        """Newest known head of a lineage, ours included."""
+        """Newest known head of a lineage, ours included; None if none is known."""
         return self.own_head if policy_id == self._node_id else self.heads.get(policy_id)
 
     def is_in_use(self, policy_id: str) -> bool:
-        """True if groups of a lineage are expected: adverts are free, and do not push out its head."""
+        """True if groups of a lineage are expected: its head is kept before those of other adverts."""
         return (
             policy_id in self.in_use
             or policy_id in self.connected
@@ -56,7 +56,7 @@ class Peers:
         )
 
     def set_connected(self, peer: NodeId, is_connected: bool) -> None:
-        """A stream from `peer` was opened or has ended."""
+        """Counts a stream from `peer` that was opened or has ended; the peer is connected while it has one."""
         self._num_streams[peer] += 1 if is_connected else -1
         if self._num_streams[peer] > 0:
             self.connected.add(peer)
@@ -65,11 +65,11 @@ class Peers:
             self.connected.discard(peer)
 
     def record_call(self, peer: NodeId, subnet: str = "") -> None:
-        """A peer that proved its key called us. Where there is no room, the subnet with most callers loses its oldest.
+        """Records a call of a peer that proved its key; a full table drops the oldest caller of the fullest subnet.
 
         Args:
-            peer: who called.
-            subnet: where from; empty where the transport does not know.
+            peer: the caller.
+            subnet: subnet of the call; "" if the transport does not know it.
         """
         known = self.inbound.pop(peer, "")
         self.inbound[peer] = subnet or known
@@ -78,9 +78,9 @@ class Peers:
             del self.inbound[next(caller for caller, known in self.inbound.items() if known == fullest)]
 
     def observe(self, adverts: Sequence[Advert]) -> None:
-        """Takes the newest signed head of each peer from the directory.
+        """Updates the heads, relays and roles of peers from the adverts of the directory.
 
-        A generator's advert names the version of its trainer that it serves: no evidence of that trainer's head.
+        A generator's advert names the version of its trainer that it serves, no evidence of that trainer's head.
         """
         self._served = frozenset(advert.head.policy_id for advert in adverts if advert.node_id in self.connected)
         offered = [each for each in adverts if each.relay_reservations and each.endpoints]
@@ -95,10 +95,10 @@ class Peers:
                 self.heads[advert.node_id] = advert.head
 
     def learn_head(self, group: RolloutGroup) -> None:
-        """A signed group is evidence of its producer's own head: no wait for the next advert.
+        """Updates the producer's own head from a signed group, before the next advert does.
 
-        What it names of another lineage is a claim: a generator cannot move the head of its trainer, and so cannot make
-        the groups of others look old.
+        Versions of other lineages are claims: a generator cannot move its trainer's head to make others' groups look
+        old.
         """
         if group.policy_id != self._node_id:
             self.in_use[group.policy_id] = None

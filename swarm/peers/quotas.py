@@ -2,8 +2,8 @@
 
 Invariants: a node that holds fewer external groups than one draw may take refuses none, and no neighbour can use up the
 share of another. The bounds of a task follow from how often tasks repeat, so that a run of few tasks goes on like one
-of many; what one party has of one task counts once, and among four parties or more any one is left out where that
-widens the bounds, so that nobody moves them alone.
+of many. The groups that one party has of one task count once, and among four parties or more any one party is left out
+if that widens the bounds, so that no party moves them alone.
 """
 
 import math
@@ -28,8 +28,7 @@ Key = TypeVar("Key")
 
 
 def stream_quota() -> RateLimiter[NodeId]:
-    """Limit of the items on each neighbour's streams, useful or not: at most twice the rate within any minute,
-    however often it reconnects."""
+    """Limit of the items on each neighbour's streams: at most twice the rate within any minute, despite reconnects."""
     per_minute = float(ITEMS_PER_GROUP * GROUPS_PER_MINUTE)
     return RateLimiter(per_s=per_minute / 60.0, burst=per_minute, max_keys=MAX_NEIGHBOURS)
 
@@ -38,9 +37,9 @@ class IntakeQuota:
     """Limit of the external groups taken in: 1.5 times what draws consume, one token bucket per neighbour.
 
     A draw takes up to J external groups, so a node of N that took in every group of every other would check N * I of
-    them per step and learn from J. This one takes in about 1.5 * J per draw, spread evenly over the time between its
+    them per step and learn from J. This node takes in about 1.5 * J per draw, spread evenly over the time between its
     draws: a slow learner still finds young groups, and keeps learning its producers' heads. Until the time between
-    draws is known, everything is taken. Newcomers have an eighth of it beside what the others have.
+    draws is known, every group is taken. Newcomers have an eighth of this in addition to the share of the others.
 
     Example:
         quota = IntakeQuota(config.replay, clock)
@@ -57,20 +56,20 @@ class IntakeQuota:
         self._buckets = BoundedTable[NodeId, TokenBucket](MAX_NEIGHBOURS)
 
     def record_draw(self) -> None:
-        """Notes the time of a draw."""
+        """Records the time of a draw."""
         now_s = self._clock.monotonic_s()
         if self._drawn_at_s is not None:
             self._interval_s.add(now_s - self._drawn_at_s)
         self._drawn_at_s = now_s
 
     def try_take(self, via: NodeId, num_neighbours: int, num_held: int, share: float = 1.0) -> bool:
-        """True if one more group from this neighbour is worth fetching and checking; it is then counted.
+        """True if one more group from this neighbour is worth fetching and checking; the group then counts.
 
         Args:
             via: the neighbour.
-            num_neighbours: connected now that share with it, >= 1.
-            num_held: external groups of such nodes that wait for a draw.
-            share: of the draws that they have together.
+            num_neighbours: number of connected neighbours that divide this share, >= 1.
+            num_held: external groups of these neighbours that wait for a draw.
+            share: the part of each draw that these neighbours have together.
         """
         interval_s = self._interval_s.value
         if self._is_unlimited or interval_s is None:
@@ -94,7 +93,7 @@ class TaskQuota:
     """Counts of the tasks that were drawn lately or wait, and the bounds that follow from them.
 
     Args:
-        max_reuse: how many places one group may take.
+        max_reuse: most places that one group may take.
 
     Example:
         quota = TaskQuota()
@@ -108,13 +107,13 @@ class TaskQuota:
         self._holders = dict[TaskName, set[str]]()  # parties that have groups of it
         self._parties = Counter[str]()  # tasks that it has groups of
         self._alone = Counter[str]()  # tasks that no other party has groups of
-        self._share: float | None = None  # as the groups are now
+        self._share: float | None = None  # cached; None after a change
 
     def count(self, party: str, task: TaskName, by: int) -> None:
-        """A group of a task by a party came (1) or went (-1).
+        """Counts a group of a task by a party that came (`by` = 1) or went (-1).
 
-        What one party has of one task counts once: nobody can show alone that tasks repeat. Newcomers (no party) show
-        neither that they repeat nor that they do not, and a task without a name is not known: both count for nothing.
+        The groups that one party has of one task count once: no party can show alone that tasks repeat. Groups of
+        newcomers (no party) and of tasks without a name do not count.
         """
         if not party or not task[0]:
             return
@@ -136,9 +135,10 @@ class TaskQuota:
 
     @property
     def share_of_one(self) -> float:
-        """Share of one task among all groups, were tasks alike: by how many are told apart, or by how few coincide.
+        """Estimated share of one task among all groups, if tasks are alike: the smaller of two estimates.
 
-        1 where only one party is known: then there is nothing to compare with, and nobody to be protected.
+        They come from the number of distinct tasks and from the number of groups that coincide. 1 while only one party
+        is known: there is nothing to compare with, and no other party to protect.
         """
         if len(self._parties) <= 1:
             return 1.0
@@ -151,8 +151,10 @@ class TaskQuota:
         return self._share
 
     def most_of_party(self, share: int) -> int:
-        """Places of a window for one task as groups of a party that may have `share` places of it; any number where it
-        is the only one: there is nobody whose groups it displaces, and nothing to compare it with."""
+        """Most places of a window for one task, among a party's `share` places of it.
+
+        Unbounded if `share` is the whole window: a single party displaces no groups of others.
+        """
         if share >= WINDOW:
             return _UNBOUNDED
         mean = share * self.share_of_one / self._max_reuse
@@ -160,7 +162,7 @@ class TaskQuota:
         return self._max_reuse * max(1, most)
 
     def most_of_draw(self, num_places: int) -> int:
-        """Places of one draw for one task: an eighth, or twice its mean where tasks repeat more."""
+        """Most places of one draw for one task: an eighth, or twice the mean of a task where tasks repeat more."""
         return max(1, -(-num_places // SHARE), math.ceil(2 * num_places * self.share_of_one))
 
 

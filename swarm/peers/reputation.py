@@ -102,7 +102,11 @@ class Reputation:
         max_peers: int = 4096,
         is_denied: Callable[[NodeId], bool] = lambda peer: False,
     ) -> None:
-        """`is_denied`: whether the run does not admit a peer, or no longer, whatever its score."""
+        """Creates a table without any peer.
+
+        Args:
+            is_denied: returns True for a peer that the run does not admit (any more), whatever its score.
+        """
         self._is_denied = is_denied
         assert groups_per_minute > 0 and half_life_s > 0 and max_peers > 0
         self._clock = clock
@@ -114,7 +118,7 @@ class Reputation:
         self._proven = BoundedTable[NodeId, None](max_peers)  # false by their own signatures
 
     def score(self, peer: NodeId) -> float:
-        """Score now: 0 for an unknown peer, below FLOOR is refused, decays to 0 by half every half-life."""
+        """Present score of a peer: 0 if unknown, refused below FLOOR; halves with every half-life."""
         known = self._peers.get(peer)
         if known is None:
             return 0.0
@@ -122,7 +126,7 @@ class Reputation:
         return known.score * 0.5 ** (elapsed_s / self._half_life_s)
 
     def is_allowed(self, peer: NodeId) -> bool:
-        """True if we take from this peer and serve it; False until a score below the floor has decayed."""
+        """True if this node takes groups from a peer and serves it: not denied, not condemned, score >= FLOOR."""
         if peer in self._proven or self._is_denied(peer):
             return False
         known = self._peers.get(peer)
@@ -130,18 +134,18 @@ class Reputation:
         return known is None or known.score >= FLOOR or self.score(peer) >= FLOOR
 
     def require_allowed(self, peer: NodeId) -> None:
-        """Raises Unavailable while the peer's score is below the floor, or it is denied."""
+        """Raises Unavailable if the peer is not allowed: it is denied or condemned, or its score is below FLOOR."""
         if self._is_denied(peer):
             raise Unavailable(f"the run does not admit {short(peer)} any more; ask its operator")
         if not self.is_allowed(peer):
             raise Unavailable(f"the reputation of {short(peer)} is below the floor of {FLOOR}; it decays with time")
 
     def condemn(self, peer: NodeId) -> None:
-        """A peer whose own signatures contradict each other is not allowed any more, however long ago that was."""
+        """Excludes a peer whose own signatures contradict each other; no time ends that."""
         self._proven[peer] = None
 
     def try_take(self, peer: NodeId) -> bool:
-        """Takes one group out of the peer's quota; False when it is used up."""
+        """Takes one group out of the peer's quota; returns False if the quota is used up."""
         return self._touch(peer).quota.try_take(self._clock.monotonic_s())
 
     def record_good(self, producer: NodeId) -> None:
@@ -150,12 +154,12 @@ class Reputation:
         entry.score = min(_BEST, entry.score + _GOOD)
 
     def record_refused(self, reason: RefusalReason, via: NodeId, producer: NodeId | None) -> None:
-        """Charges a refused group to who is to blame for it.
+        """Charges a refused group to the peer to blame: its producer, or its sender where the producer proves nothing.
 
         Args:
-            reason: why.
+            reason: why the group was refused; most reasons cost nothing.
             via: the authenticated peer that sent it.
-            producer: who signed it; None when the signature does not hold or was not looked at.
+            producer: the peer that signed it; None if the signature does not hold or was not checked.
         """
         cost = COSTS.get(reason, 0.0)
         if cost == 0.0:
@@ -168,7 +172,7 @@ class Reputation:
             self._charge(via, cost * _RELAYED_SHARE)
 
     def record_given_up(self, producer: NodeId) -> None:
-        """Charges the producer of a group that ended the learner's process: below the floor at the second one."""
+        """Charges the producer of a group that ended the learner's process; the second group leads below the floor."""
         self._charge(producer, _KILLER_COST)
 
     def __len__(self) -> int:
@@ -177,15 +181,14 @@ class Reputation:
     # --- over a restart --------------------------------------------------------------------------
 
     def to_remember(self) -> dict[NodeId, tuple[float, float]]:
-        """Score and wall clock of the peers that were charged, the worst first."""
+        """Score and wall clock of the peers with a bad score, the worst first, at most MAX_REMEMBERED."""
         scores = ((self.score(peer), peer) for peer in self._peers)
         worst = heapq.nsmallest(MAX_REMEMBERED, ((score, peer) for score, peer in scores if score < _FORGOTTEN))
         now_s = self._clock.now_s()
         return {peer: (round(score, 3), now_s) for score, peer in worst}
 
     def restore(self, path: Path) -> None:
-        """Takes back what was remembered, decayed since; nothing where the file is missing or is none of ours
-        (blocking)."""
+        """Restores the saved scores, decayed since (blocking); does nothing if the file is missing or unreadable."""
         now_s = self._clock.now_s()
         for peer, score, at_s in _read(path):
             elapsed_s = max(0.0, now_s - at_s)  # a clock that was set back forgives nothing
@@ -197,7 +200,7 @@ class Reputation:
         entry.score = max(_WORST, entry.score - cost)
 
     def _touch(self, peer: NodeId) -> _Peer:
-        """The peer's entry, brought to the present and to the young end of the table."""
+        """The peer's entry, added if missing, with its score decayed until now, at the young end of the table."""
         now_s = self._clock.monotonic_s()
         entry = self._peers.get(peer)
         if entry is None:
@@ -220,7 +223,7 @@ class Reputation:
 
 
 def save_reputation(path: Path, peers: Mapping[NodeId, tuple[float, float]]) -> None:
-    """Replaces the file (blocking). A full disk costs the file, not the node."""
+    """Replaces the reputation file (blocking); a failed write is only logged."""
     try:
         write_json(path, {"peers": dict(peers)})
     except OSError as error:
@@ -228,7 +231,7 @@ def save_reputation(path: Path, peers: Mapping[NodeId, tuple[float, float]]) -> 
 
 
 def _read(path: Path) -> list[tuple[NodeId, float, float]]:
-    """Peer, score and wall clock; what is no such entry is left out."""
+    """Peer, score and wall clock of each valid entry of the file; [] if the file is missing or unreadable."""
     try:
         entries = list(cast("dict[str, Any]", read_json(path, _MAX_FILE_BYTES)["peers"]).items())[:MAX_REMEMBERED]
     except FileNotFoundError:

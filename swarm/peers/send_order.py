@@ -1,12 +1,12 @@
 """Order of sending: peers that give groups go before peers that only take, where sending limits this node.
 
-Invariants: nobody waits while everything goes out at once, and nobody is refused. While givers wait, all peers that
-give nothing get one item in SHARE together (`SendOrder`), and under an upload limit one byte in SHARE, in turns by
+Invariants: no peer waits while everything goes out at once, and no peer is refused. While givers wait, all peers that
+give nothing together get one item in SHARE (`SendOrder`), and under an upload limit one byte in SHARE, in turns by
 subnet because keys are free (`UploadLimit`).
 
 Sending is the limit while most givers have not received everything. An item under way is no evidence: a connection
-takes many at once and then none for seconds. A giver that takes no item for STUCK_S does not count, and neither do few
-origins among many, however many keys and streams they have: slow readers must not hold up others.
+accepts many at once and then none for seconds. A giver that accepts no item for STUCK_S does not count, and neither do
+few origins among many, however many keys and streams they have: slow readers must not hold up others.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ _LOOK_S: Final = 1.0
 class Stream:
     """A stream of groups to a peer."""
 
-    origin: str  # of the peer
+    origin: str  # party or subnet of the peer, else its id
 
 
 class SendOrder:
-    """Turns of peers: givers first, while sending to them takes all that this node can send.
+    """Turns of peers: givers first, while sending to givers takes all that this node can send.
 
     Args:
-        reputation: what peers gave: an admitted group counts for its producer, whoever relayed it.
-        clock: of the node.
-        origin_of: the party or subnet of a peer; empty where that is not known.
+        reputation: scores of the peers: an admitted group counts for its producer, even if another peer relayed it.
+        clock: clock of the node.
+        origin_of: returns the party or subnet of a peer; "" if that is not known.
 
     Example:
         with order.stream(peer) as stream:
@@ -56,18 +56,18 @@ class SendOrder:
         self._reputation = reputation
         self._origin_of = origin_of
         self._clock = clock
-        self._streams: dict[Stream, float | None] = {}  # to those who give: last item taken; None: it has all
-        self._num_since = 0  # items to those who give, since the last one to others
+        self._streams: dict[Stream, float | None] = {}  # to givers: last item taken; None: has all
+        self._num_since = 0  # items to givers since the last one to others
         self._sent = Signal()
-        self._others = asyncio.Lock()  # held by the one of them whose turn is next
+        self._others = asyncio.Lock()  # held by the non-giver whose turn is next
 
     def is_giver(self, peer: NodeId) -> bool:
-        """True if groups that it made were admitted lately."""
+        """True if enough groups that the peer produced were admitted lately."""
         return self._reputation.score(peer) >= GIVER_SCORE
 
     @contextmanager
     def stream(self, peer: NodeId) -> Generator[Stream]:
-        """A stream to a peer, until it ends."""
+        """Context of a stream to a peer; when it ends, the stream no longer counts."""
         stream = Stream(self._origin_of(peer) or peer)
         try:
             yield stream
@@ -78,7 +78,7 @@ class SendOrder:
 
     @contextmanager
     def item(self, stream: Stream, *, is_first: bool) -> Generator[None]:
-        """While the transport takes an item of a stream; `is_first`: of one who gives."""
+        """Context in which the transport accepts an item of a stream; `is_first`: the peer is a giver."""
         if not is_first:
             self._streams.pop(stream, None)
             yield
@@ -93,13 +93,13 @@ class SendOrder:
             self._sent.fire()
 
     def has_all(self, stream: Stream) -> None:
-        """A stream has nothing more to send for now."""
+        """Records that a stream has nothing more to send for now."""
         if self._streams.get(stream) is not None:
             self._streams[stream] = None
             self._sent.fire()
 
     async def turn(self) -> None:
-        """Waits until it is the turn of an item to somebody who gives nothing, one after the other."""
+        """Waits until an item may go to a peer that gives nothing; one item waits at a time, for at most STUCK_S."""
         async with self._others:
             latest_s = self._clock.monotonic_s() + STUCK_S
             while self._is_busy() and self._num_since < SHARE - 1 and self._clock.monotonic_s() < latest_s:
@@ -120,16 +120,12 @@ class SendOrder:
 class UploadLimit:
     """A token bucket for bytes, with a queue in front.
 
-    Invariant: in t seconds at most BURST_S + t seconds of bytes leave, and one message more.
+    Invariant: in t seconds at most the bytes of BURST_S + t seconds leave, and one message more.
 
     Args:
-        bytes_per_s: above 0.
-        clock: of the node.
-        is_giver: whether a peer gives what this node uses.
-
-    Example:
-        await limit.take(peer, subnet, response.ByteSize())
-        await context.write(response)
+        bytes_per_s: rate, above 0.
+        clock: clock of the node.
+        is_giver: returns True if a peer gives groups that this node uses.
     """
 
     def __init__(
@@ -138,13 +134,13 @@ class UploadLimit:
         self._bytes_per_s = bytes_per_s
         self._clock, self._is_giver = clock, is_giver
         self._free_at_s = clock.monotonic_s() - BURST_S  # all bytes that were let go have left by then
-        # by node id those who give, by subnet all others
+        # givers by node id, all other peers by subnet
         self._waiting = {gives: FairTable[str, _Waiter]() for gives in (True, False)}
         self._owed_bytes = 0  # that givers sent, times their share, ahead of those who give nothing
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, peer: NodeId, subnet: str, num_bytes: int) -> None:
-        """Waits until so many bytes may go to a peer, which calls from a subnet."""
+        """Waits until `num_bytes` may go to a peer; peers of one `subnet` that give nothing share one turn."""
         gives = self._is_giver(peer)
         party, waiter = peer if gives else subnet, _Waiter(num_bytes)
         self._waiting[gives].add(party, waiter)
@@ -155,7 +151,7 @@ class UploadLimit:
             self._waiting[gives].remove(party, waiter)
 
     def _let_go(self) -> None:
-        """Lets go whoever may go now, and comes again when the next one may."""
+        """Releases the messages that may go now, and sets a timer for the next one."""
         now_s = self._clock.monotonic_s()
         self._free_at_s = max(self._free_at_s, now_s - BURST_S)
         while any(self._waiting.values()) and self._free_at_s <= now_s:

@@ -1,7 +1,7 @@
 """Overlay topology: a ring for connectivity, links that are kept, and hash-random links for a small diameter.
 
-Invariant: among nodes that know the same peers groups reach every node from every other, and a peer that comes or goes
-changes at most one neighbour of any node; peers known longest keep half of the places, whoever comes.
+Invariant: among nodes that know the same peers, groups reach every node from every other, and a peer that comes or goes
+changes at most one neighbour of any node; the peers known longest keep half of the places.
 """
 
 import hashlib
@@ -18,21 +18,21 @@ from swarm.types import NodeId
 def choose_neighbours(
     own: NodeId, peers: Sequence[PeerAddress], limit: int, kept: Sequence[PeerAddress] = ()
 ) -> list[PeerAddress]:
-    """Neighbours of a node: the next peer in the order of ids, those that are kept, then those of lowest hash rank.
+    """Neighbours of a node: the next peer in the order of ids, then kept peers, then those of lowest hash rank.
 
     The next peer alone makes the overlay one ring, strongly connected whatever the other links are. The last are ranked
     by a hash of both ids: a different random choice at each node, which hardly changes when peers come and go. A
     distance of ids (XOR) would not do: near nodes share their neighbours, and the swarm falls into cliques of about
     `limit` nodes that no relaying crosses. Anybody can make ids that rank first, so half of the places go by `kept`.
 
-    A quarter of the places, and at least one, go to one subnet of the public network, and more where nobody else wants
-    them: a laboratory may have all its nodes in one.
+    One subnet of the public network gets at most a quarter of the places, and at least one; more only if places stay
+    free: a laboratory may have all its nodes in one.
 
     Args:
-        own: the node that chooses; its own address is left out.
-        peers: where they can be dialled, at most one of each.
-        limit: neighbours wanted.
-        kept: of `peers`, those that keep a place as long as they work, the best first.
+        own: id of the choosing node; its own address is left out.
+        peers: addresses that can be dialled, at most one for each peer.
+        limit: number of neighbours wanted.
+        kept: those of `peers` that keep a place as long as they work, best first.
     """
     peers, kept = ([peer for peer in some if peer.node_id != own] for some in (peers, kept))
     if limit <= 0 or not peers:
@@ -49,7 +49,7 @@ def choose_neighbours(
 
 
 class _Places:
-    """The places of one choice."""
+    """The chosen peers, and their number in each public subnet."""
 
     def __init__(self, limit: int) -> None:
         self.chosen: dict[PeerAddress, None] = {}
@@ -57,7 +57,7 @@ class _Places:
         self._of_subnet = Counter[str]()
 
     def take(self, peers: Sequence[PeerAddress], until: int) -> None:
-        """Gives places to peers in their order, until so many are taken."""
+        """Gives places to peers in their order until `until` places are taken; skips peers of a full subnet."""
         for peer in peers:
             if len(self.chosen) >= until:
                 return
@@ -73,5 +73,5 @@ class _Places:
 
 @lru_cache(maxsize=2**16)  # a node looks at the same peers again and again
 def rank(own: NodeId, peer: NodeId) -> bytes:
-    """Rank of a peer at a node, fixed and different at each node; the lowest come first."""
+    """Hash that orders peers at a node, fixed and different at each node; the lowest come first."""
     return hashlib.sha256((own + peer).encode()).digest()

@@ -1,6 +1,6 @@
 """Choice of the trainer to follow: the configured one, else the previous one, else the only one that publishes weights.
 
-Invariant: an advert never moves a node away from its trainer, and several publishing trainers are never chosen among.
+Invariant: no advert replaces a configured or previous trainer, and among several publishing trainers none is chosen.
 """
 
 import logging
@@ -24,7 +24,7 @@ _MAX_FILE_BYTES: Final = 4096
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class TrainerChoice:
-    """The trainers that a follower may choose from. Blocking: call it in threads.
+    """The trainers that a follower may choose from. `choose` and `remember` use the disk: call them in threads.
 
     Example:
         choice.observe(adverts)
@@ -45,7 +45,7 @@ class TrainerChoice:
         self.candidates: tuple[NodeId, ...] = ()  # several publishing trainers, none of which is chosen
 
     def observe(self, adverts: Sequence[Advert]) -> None:
-        """Takes the adverts of the run's trainers; each counts until it expires, even if a later look-up misses it."""
+        """Records the trainers among these adverts; each counts until its advert expires, even if later absent."""
         for advert in adverts:
             if Role.TRAINER in advert.roles and advert.node_id != self.node_id:
                 table = self._until_s if advert.head.digest else self._weightless_until_s
@@ -57,11 +57,11 @@ class TrainerChoice:
 
     @property
     def without_weights(self) -> tuple[NodeId, ...]:
-        """Trainers that do not publish weights, or not yet."""
+        """Ids of the trainers that publish no weights, or none yet."""
         return tuple(sorted(self._weightless_until_s.keys() - self._until_s.keys()))
 
     def choose(self) -> NodeId:
-        """The trainer to follow; empty while none or several publish weights."""
+        """Id of the trainer to follow; "" if none is configured or remembered and none or several publish weights."""
         chosen = self.named or self._previous()
         if chosen:
             return chosen
@@ -76,7 +76,7 @@ class TrainerChoice:
         return found[0] if len(found) == 1 else ""
 
     def remember(self, policy_id: NodeId) -> None:
-        """Stores the trainer whose versions arrive, so that a restart follows it again."""
+        """Stores the trainer whose versions arrive, for the next start; a failed write is only logged."""
         if policy_id == self._previous():
             return
         try:

@@ -1,7 +1,7 @@
 """Fetching chunks of weights: the choice of a source by its measured rate, hedged by the trainer itself (the origin).
 
-Invariant: every table is bounded. A source that forges or keeps stalling rests for a while; an unknown source gets one
-chunk, after an origin that is known to deliver. The origin is the last resort and never given up.
+Invariant: every table is bounded. A source that forges or keeps failing is banned for a while. A source of unknown rate
+gets one chunk at a time, and ranks behind an idle origin of known rate. A failing origin stays connected.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _TIMELY: Final = 0.25  # of the timeout; a chunk within it halves the source's p
 
 
 class Outcome(StrEnum):
-    """End of a request for one chunk."""
+    """Result of a request for one chunk."""
 
     SERVED = "served"  # the right chunk came
     LACKED = "lacked"  # the source does not hold it
@@ -109,35 +109,35 @@ class ChunkSources:
         self._connections.pop(peer, None)
 
     def add_held(self, peer: NodeId, chunks: Iterable[Digest]) -> None:
-        """Records chunks that a source holds, since it named their manifest."""
+        """Records that a connected source holds the chunks of a manifest that it named."""
         connection = self._connections.get(peer)
         if connection is not None:
             connection.held.update(chunks)
             connection.lacking.difference_update(chunks)
 
     def keep_only(self, chunks: set[Digest]) -> None:
-        """Forgets all other chunks."""
+        """Forgets which sources hold or lack any chunk outside this set."""
         for connection in self._connections.values():
             connection.held &= chunks
             connection.lacking &= chunks
 
     def is_banned(self, peer: NodeId) -> bool:
-        """True while a source rests after a forgery or repeated failures."""
+        """True while a source is banned after a forgery or repeated failures."""
         return self._banned_until_s.get(peer, 0.0) > self._clock.monotonic_s()
 
     def has_served(self, peer: NodeId) -> bool:
-        """True where a source served a chunk and has not failed since."""
+        """True if a source has served a chunk and has not failed since."""
         score = self.scores.get(peer)
         return score is not None and score.num_chunks > 0 and score.num_in_row == 0
 
     def keeps_failing(self, peer: NodeId) -> bool:
-        """True after MAX_FAILURES failed requests in a row on this connection."""
+        """True after MAX_FAILURES counted failures on this connection without a served chunk between them."""
         connection = self._connections.get(peer)
         return connection is not None and connection.num_failed >= MAX_FAILURES
 
     @property
     def connected(self) -> frozenset[NodeId]:
-        """Connected sources."""
+        """Ids of the connected sources."""
         return frozenset(self._connections)
 
     def status(self) -> JsonDict:
@@ -152,7 +152,7 @@ class ChunkSources:
 
     @property
     def free(self) -> list[NodeId]:
-        """Sources with room for one more request, best first."""
+        """Connected sources with room for one more request, best first."""
         ranks: list[tuple[float, NodeId]] = []
         for peer, connection in self._connections.items():
             rate = self._score(peer).bytes_per_s.value
@@ -164,37 +164,37 @@ class ChunkSources:
         return [peer for _, peer in sorted(ranks, reverse=True)]
 
     def can_have(self, peer: NodeId, digest: Digest) -> bool:
-        """True where a connected source may hold a chunk."""
+        """True if a connected source may hold a chunk."""
         connection = self._connections[peer]
         return digest not in connection.lacking and (connection.is_origin or digest in connection.held)
 
     def is_obtainable(self, digest: Digest) -> bool:
-        """True where any connected source may hold a chunk."""
+        """True if any connected source may hold a chunk."""
         return any(self.can_have(peer, digest) for peer in self._connections)
 
     def timeout_s(self, peer: NodeId) -> float:
-        """Time limit of a request; longer after each miss, for slow links."""
+        """Time limit of a request to a source: doubled by each failure, halved again by timely chunks."""
         return TIMEOUT_S * self._score(peer).patience
 
     def hedge_after_s(self, origin: NodeId) -> float:
-        """Time after which the origin is asked too; at least three times what the origin needs itself."""
+        """Seconds until the origin is asked too: three times its own time for a chunk, within HEDGE_S and TIMEOUT_S."""
         rate = self._score(origin).bytes_per_s.value
         return HEDGE_S if not rate else min(max(HEDGE_S, 3 * CHUNK_BYTES / rate), TIMEOUT_S)
 
     def _guess(self) -> float:
-        """Assumed rate of a source that was never asked."""
+        """Assumed rate of a source whose rate was never measured."""
         rates = [self._score(peer).bytes_per_s.value for peer, one in self._connections.items() if one.is_origin]
         return _UNKNOWN_BYTES_PER_S if not rates or rates[0] is None else _UNKNOWN_SHARE * rates[0]
 
     # --- results -----------------------------------------------------------------------------------
 
     def begin(self, peer: NodeId, digest: Digest) -> ChunkRequest:
-        """Starts a request to a connected source."""
+        """Records the start of a request to a connected source; returns the request, to be passed to `end`."""
         self._connections[peer].num_asked += 1
         return ChunkRequest(peer, digest, self._clock.monotonic_s())
 
     def end(self, request: ChunkRequest, outcome: Outcome, *, num_bytes: int = 0, seconds: float = 0.0) -> None:
-        """Ends a request: the only place where an outcome changes a source's record."""
+        """Records the outcome of a request in its source's score."""
         peer, score, connection = request.peer, self._score(request.peer), self._connections.get(request.peer)
         if connection is not None:
             connection.num_asked = max(0, connection.num_asked - 1)
@@ -221,11 +221,11 @@ class ChunkSources:
                     connection.num_failed += 1
 
     def record_unreachable(self, peer: NodeId) -> None:
-        """Records that a connection failed to open, or was silent."""
+        """Counts a failure of a source whose connection did not open or stayed silent."""
         self._add_failure(peer, self._score(peer))
 
     def record_forgery(self, peer: NodeId) -> None:
-        """Bans a source that sent a wrong manifest, or nothing useful."""
+        """Bans a source that sent a wrong manifest or nothing useful."""
         self._score(peer).num_failures += 1
         self._ban(peer, BANNED_S)
 
@@ -278,7 +278,7 @@ class ChunkFetcher:
                 await self._fetch(*wanted)
 
     def next_chunk(self) -> tuple[Digest, NodeId] | None:
-        """The chunk to fetch next, and its source."""
+        """The chunk to fetch next, and its source; None if there is nothing to fetch now."""
         if not self.is_planned():
             return None
         queue, first = self.queue(), dict[int, NodeId]()
@@ -292,7 +292,7 @@ class ChunkFetcher:
         return digest not in self._in_flight and self.sources.can_have(peer, digest)
 
     async def _fetch(self, digest: Digest, peer: NodeId) -> None:
-        """Asks a source, and after a while the origin too; the first complete answer wins."""
+        """Fetches a chunk from a source and, if that takes long, also from the origin; the first valid answer wins."""
         origin = self.origin()
         self._in_flight.add(digest)
         pending = [self._ask(peer, digest)]
@@ -322,7 +322,7 @@ class ChunkFetcher:
         return _Pending(self.sources.begin(peer, digest), client, answer)
 
     async def _settle(self, one: _Pending, pending: list[_Pending]) -> None:
-        """Stores an answer and removes it from `pending`, and the others too when they are no longer needed."""
+        """Stores the chunk in an answer and records the outcome; the first stored chunk ends the other requests."""
         request, num_bytes = one.request, 0
         seconds = self.clock.monotonic_s() - request.at_s
         try:
@@ -353,7 +353,7 @@ class ChunkFetcher:
             await self._cancel_late(pending)
 
     async def _cancel_late(self, pending: list[_Pending]) -> None:
-        """Cancels slower requests. That counts against a source, but not against the origin, which only helped."""
+        """Cancels slower requests; each counts as a failure of its source, except for the origin, which only helped."""
         while pending:
             late = pending.pop()
             late.answer.cancel()
@@ -365,7 +365,7 @@ class ChunkFetcher:
                 await self._disconnect(late)
 
     async def _disconnect(self, one: _Pending) -> None:
-        """Closes a connection; its watcher opens another one after a while."""
+        """Closes the connection of a request; its watcher opens another one after a while."""
         if self.clients.get(one.request.peer) is one.client:
             self.sources.disconnect(one.request.peer)
         await one.client.close()

@@ -13,9 +13,10 @@ only grows. C is the capacity less `num_taken_off` (in rounds: the capacity).
     num_taken_off                                    <= most_taken_off(); steady at TOO_OLD_SHARE of groups too old
 
 A line holds room unless its grant is a trial, it is late, or it still has to prove itself. A late generator gets no
-more until max_window of its groups in a row came in time; its groups are still taken. Otherwise a few generators that
-hold credit and deliver nothing would stop every step until their grants expire, again and again. What an ended stream
-had outstanding is free at once; its groups are still taken until they are too old. Trials rotate, so free identities
+more grants; its groups are still taken. Once it delivers again, and until max_window of its groups in a row came in
+time, its grants hold no room and only fill what all outstanding grants leave. Otherwise a few generators that hold
+credit and deliver nothing would stop every step until their grants expire, again and again. The outstanding grants of
+an ended stream hold no room; their groups are still taken until they are too old. Trials rotate, so free identities
 cannot starve proven ones.
 """
 
@@ -53,7 +54,7 @@ class GeneratorRecord:
 
     @property
     def is_proven(self) -> bool:
-        """True after a useful group, until a grant expires or a group is useless."""
+        """True after a useful group, until a grant expires or a group is refused or useless."""
         return self.max_outstanding > 1
 
 
@@ -76,22 +77,22 @@ class CreditLine:
 
     @property
     def num_outstanding(self) -> int:
-        """Open grants."""
+        """Number of open grants."""
         return len(self.outstanding_s)
 
     @property
     def num_delivered(self) -> int:
-        """Groups that arrived under this credit, accepted or refused."""
+        """Number of groups that arrived under this credit, admitted or refused."""
         return self.num_granted - self.num_expired - self.num_outstanding
 
     @property
     def holds_room(self) -> bool:
-        """True where its open grants count against the capacity."""
+        """True if the open grants count against the capacity."""
         return not (self.is_trial or self.is_late or self.record.num_to_prove)
 
     @property
     def wants_more(self) -> bool:
-        """True where a proven generator that is not late may have more outstanding."""
+        """True if the generator is proven, is not late, and may have more outstanding."""
         return (
             self.record.is_proven
             and not self.is_late
@@ -100,7 +101,7 @@ class CreditLine:
 
     @property
     def awaits_trial(self) -> bool:
-        """True where an unproven generator has nothing outstanding."""
+        """True while an unproven generator has no grant outstanding."""
         return not self.record.is_proven and not self.outstanding_s
 
 
@@ -108,9 +109,9 @@ class CreditLine:
 class CreditLedger:
     """Credit that a trainer granted, by generator.
 
-    The next grant goes to the party with the fewest groups outstanding or undrawn, and within it to the generator with
-    the fewest. So a slow generator holds at most an equal share, a fast one is served as it delivers, and neither a
-    flood nor many keys make a main source.
+    Except in rounds, the next grant goes to the party with the fewest groups outstanding or undrawn, and within it to
+    the generator with the fewest. So a slow generator holds at most an equal share, a fast one is served as it
+    delivers, and neither a flood nor many keys make a main source.
 
     Example:
         line = ledger.open(peer, window=8)
@@ -142,7 +143,7 @@ class CreditLedger:
         self._lines: OrderedDict[NodeId, CreditLine] = OrderedDict()  # open streams, least recently served first
 
     def open(self, peer: NodeId, window: int) -> CreditLine:
-        """Opens the credit of a stream and closes the peer's older one. A window of 0 never gets credit."""
+        """Opens the credit of a stream and closes the peer's older one; a window of 0 gets no credit, closes none."""
         record = self._record_of(peer) if window > 0 else GeneratorRecord()
         parties = self.parties
         line = CreditLine(
@@ -161,7 +162,7 @@ class CreditLedger:
         return line
 
     def close(self, line: CreditLine) -> None:
-        """Frees the outstanding grants of a stream that ended."""
+        """Ends the credit of a stream: its outstanding grants hold no room any more, and their groups are late."""
         line.is_closed = True
         if self._lines.get(line.peer) is line:
             del self._lines[line.peer]
@@ -190,8 +191,9 @@ class CreditLedger:
 
     @property
     def num_taken_off(self) -> int:
-        """Groups of the capacity that are withheld: as many as were too many for the median party, whose long episodes
-        would otherwise be too old after the steps made during them.
+        """Groups of the capacity that are withheld: those too many for the median party, at most `most_taken_off()`.
+
+        Groups of long episodes would otherwise be too old after the steps made during them.
         """
         of_party: dict[str, float] = {}
         for line in self._lines.values():
@@ -205,13 +207,17 @@ class CreditLedger:
         record.too_many = min(record.too_many + 1, self.most_taken_off())
 
     def _wanting(self, lines: list[CreditLine], capacity: int) -> list[CreditLine]:
-        """Lines to grant one more. A line that was late waits for all outstanding grants, others not for its own."""
+        """Lines that may get one more grant.
+
+        A line that has to prove itself again waits until the grants of all lines, trials and late ones left out, leave
+        room; other lines ignore its grants.
+        """
         num_holding = self.num_outstanding
         num_all = sum(line.num_outstanding for line in self._lines.values() if not (line.is_trial or line.is_late))
         return [line for line in lines if line.wants_more and (num_holding if line.holds_room else num_all) < capacity]
 
     def _next_of(self, lines: list[CreditLine]) -> CreditLine:
-        """The generator with the fewest groups, of the party with the fewest."""
+        """Of these lines the one with the fewest groups, in the party with the fewest groups."""
         loads = Counter[str]()
         for line in self._lines.values():
             loads[line.party] += self._load(line)
@@ -224,13 +230,13 @@ class CreditLedger:
         return [line for line in self._lines.values() if line.is_newcomer]
 
     def _for_newcomers(self, capacity: int) -> int:
-        """Groups that newcomers may get now; negative where they exceed their share."""
+        """Groups that newcomers may get now; negative if they exceed their share."""
         if self.parties.is_private or capacity <= 0:
             return 0
         return max(1, capacity // SHARE) - sum(map(self._load, self._newcomers()))
 
     def _grant_newcomers(self, count: int, capacity: int) -> None:
-        """Grants in turn, first to newcomers that deliver, then to those that wait for a trial."""
+        """Grants groups one by one, first to newcomers that deliver, then to those that wait for a trial."""
         for _ in range(count):
             free = capacity - self.num_outstanding
             newcomers = self._newcomers()
@@ -249,10 +255,10 @@ class CreditLedger:
             self._grant(line, 1)
 
     def is_expected(self, producer: NodeId, num_judged: int) -> bool:
-        """True where one more group of our lineage by this producer has credit, open or late.
+        """True if the producer's credit, open or late, covers one more group of our lineage.
 
         Args:
-            num_judged: its groups that arrived and are not counted as delivered yet.
+            num_judged: the producer's groups that arrived and are not counted as delivered yet.
         """
         record, line = self._record_of(producer), self._lines.get(producer)
         oldest_s = self._clock.monotonic_s() - self._max_age_s
@@ -261,10 +267,13 @@ class CreditLedger:
         return num_judged < len(record.late_s) + (0 if line is None else line.num_outstanding)
 
     def record_delivery(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = True) -> None:
-        """Settles one grant with a group that arrived.
+        """Settles one grant with a group that arrived; without an open or late grant nothing changes.
 
-        A refused group may be sent again. A refused or useless group, for which steps have hardly a place, ends what
-        its producer had proven: else a member could use up credit with groups that nobody learns from.
+        A refused group may be sent again: its grant counts as late. A refused or useless group resets its producer to
+        one group at a time; otherwise a member could use up credit with groups that no step learns from.
+
+        Args:
+            is_useful: False for a group that hardly any step has a place for.
         """
         record, line = self._record_of(producer), self._lines.get(producer)
         if is_admitted and record.left_s:
@@ -290,12 +299,12 @@ class CreditLedger:
         record.max_outstanding = min(2 * record.max_outstanding, self.max_window) if is_proof else 1
 
     def predates_stream(self, producer: NodeId, created_at_s: float) -> bool:
-        """True where a group was made before its producer's stream opened, so without credit of this stream."""
+        """True if a group was made before its producer's open stream began, so without credit of this stream."""
         line = self._lines.get(producer)
         return line is not None and created_at_s < line.opened_at_s
 
     def expire(self) -> bool:
-        """Ends overdue grants and marks late generators. True where that frees room."""
+        """Ends overdue grants and marks late generators; True if there were new ones, which may free room."""
         now_s, num_expired = self._clock.monotonic_s(), 0
         trial_s = self._trial_s if any(line.awaits_trial for line in self._lines.values()) else self._expiry_s
         for line in list(self._lines.values()):
@@ -321,9 +330,10 @@ class CreditLedger:
 
     @property
     def patience_s(self) -> float:
-        """Seconds after which a grant is late, at most until it expires; a round waits for everybody.
+        """Seconds after which a grant is late: LATE x the median party's delivery time, at most until it expires.
 
-        A minority of the parties cannot raise it beyond what the others take.
+        In rounds, and before the first delivery, the time until it expires. A minority of the parties cannot raise the
+        value beyond the delivery times of the others.
         """
         fastest: dict[str, float] = {}
         for line in self._lines.values():
@@ -336,12 +346,12 @@ class CreditLedger:
 
     @property
     def num_outstanding(self) -> int:
-        """Open grants of all generators that hold room."""
+        """Number of open grants that hold room, over all generators."""
         return sum(line.num_outstanding for line in self._lines.values() if line.holds_room)
 
     @property
     def followers(self) -> frozenset[NodeId]:
-        """Generators with an open stream that wants credit."""
+        """Generators with an open stream whose window is above 0."""
         return frozenset(self._lines)
 
     def status(self) -> JsonDict:
@@ -379,11 +389,11 @@ class CreditLedger:
 
 @dataclass(slots=True)
 class CreditBalance:
-    """The generator's side: groups granted on the trainer's stream, less the groups made and stored since.
+    """A generator's credit: groups granted on the trainer's stream, less the groups made and stored since.
 
-    A group that cannot be scored or stored never travels and uses no credit. Neither does a group from before the
-    stream's first message, at most one batch: the trainer does not settle this credit with it if it arrives too old,
-    and would wait for a group that is never started.
+    A group that cannot be scored or stored is never sent and uses no credit. Neither does a group made before the
+    stream's first message, up to one batch of them: if it arrives too old, the trainer settles no grant with it, and
+    would wait for a group that is never started.
     """
 
     batch: int  # groups that are made together
@@ -393,18 +403,18 @@ class CreditBalance:
     _num_stored: int = field(default=0, init=False)
 
     def reset(self) -> None:
-        """Drops the credit of a stream that ended, or before a new one."""
+        """Drops the credit of a stream, when the stream ends or a new one begins."""
         self._credit, self._num_before, self._num_stored = None, 0, 0
 
     def update(self, credit: Credit, now_s: float) -> None:
-        """Takes the trainer's newest message at this wall-clock time; the granted total never shrinks."""
+        """Applies the trainer's credit message, received at `now_s` (wall clock); the total never shrinks."""
         if self._credit is None:
             self._since_s = now_s
         granted = credit.granted if self._credit is None else max(credit.granted, self._credit.granted)
         self._credit = Credit(head_step=credit.head_step, granted=granted)
 
     def record_stored(self, created_at_s: float) -> None:
-        """Counts a stored group that was made at this wall-clock time."""
+        """Counts a stored group that was made at `created_at_s` (wall clock)."""
         is_before = self._credit is None or created_at_s < self._since_s
         if is_before and self._num_before < self.batch:  # bounded, since a clock that was set back must not free all
             self._num_before += 1
@@ -413,10 +423,10 @@ class CreditBalance:
 
     @property
     def num_left(self) -> int:
-        """Groups that may be started now."""
+        """Number of groups that may be started now."""
         return 0 if self._credit is None else max(0, self._credit.granted - self._num_stored)
 
     @property
     def head_step(self) -> int | None:
-        """Newest published step of the trainer by its last message; None while it is not connected."""
+        """Newest published step of the trainer by its last message; None before the first message of a stream."""
         return None if self._credit is None else self._credit.head_step

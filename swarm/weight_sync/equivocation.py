@@ -1,8 +1,8 @@
 """Equivocation of a lineage's owner: two signed manifests that give one step of one branch different weights.
 
 Invariant: no honest owner can be accused. Each start or rewind of a trainer begins a higher `Manifest.branch`, and
-within a branch it signs a step once; so two manifests of one branch and step with different weights prove a lie,
-whoever brings them, since both carry the owner's signature. Every table is bounded.
+within a branch it signs a step once; so two manifests of one branch and step with different weights prove a lie, from
+any sender, since both carry the owner's signature. Every table is bounded.
 """
 
 import base64
@@ -39,14 +39,17 @@ class EquivocationProof:
 
 
 class EquivocationWitness:
-    """The first manifest of each step of one lineage, whoever sent it."""
+    """The first manifest seen of each branch and step of one lineage; over the bounds the oldest are dropped."""
 
     def __init__(self) -> None:
         self._seen = BoundedTable[tuple[int, int], tuple[Manifest, SealedManifest]](MAX_WITNESSED)  # by branch and step
         self._num_bytes = 0
 
     def observe(self, manifest: Manifest, sealed: SealedManifest) -> EquivocationProof | None:
-        """Takes a manifest with a valid signature. Returns a proof where it contradicts an earlier one."""
+        """Records a manifest with a valid signature; returns a proof if it contradicts an earlier one, else None.
+
+        A manifest without a branch (release 0.1.0) is ignored.
+        """
         if not manifest.branch:
             return None
         key = manifest.branch, manifest.version.step
@@ -57,7 +60,7 @@ class EquivocationWitness:
         return proof_of(seen, (manifest, sealed))
 
     def contradicts(self, step: int, digest: bytes) -> bool:
-        """True where a peer names other weights than those seen at that step: a hint, no proof."""
+        """True if `digest` differs from all weights seen at that step: a hint, no proof. False if none were seen."""
         seen = [manifest.version.digest for (_, at), (manifest, _) in self._seen.items() if at == step]
         return bool(digest) and bool(seen) and digest not in seen
 
@@ -92,7 +95,7 @@ def proof_of(
 
 
 def save_proof(directory: Path, proof: EquivocationProof) -> None:
-    """Stores a proof (blocking), so that a restart does not follow the owner again."""
+    """Stores a proof (blocking), so that a restart does not follow the owner again; a failed write is only logged."""
     manifests = [
         {"body": _text(each.body), "public_key": _text(each.public_key), "signature": _text(each.signature)}
         for each in proof.manifests
@@ -104,7 +107,7 @@ def save_proof(directory: Path, proof: EquivocationProof) -> None:
 
 
 def load_proof(directory: Path, store: WeightStore) -> EquivocationProof | None:
-    """The stored proof (blocking), verified like one from a peer; None where there is none."""
+    """The stored proof (blocking), verified like one from a peer; None if there is none or it does not hold."""
     try:
         data = json.loads((directory / FILE).read_text(encoding="utf-8"))
         opened = [_opened(each, store) for each in data["manifests"]]

@@ -44,8 +44,8 @@ class FollowerState(StrEnum):
     """Progress of a follower.
 
     SEARCHING -> WATCHING: adverts show which trainer to follow (`on_adverts`).
-    WATCHING -> READY: the engine took a version of it (`on_applied`).
-    READY -> WATCHING: another engine than the one that took it asks for an update (`next_update`).
+    WATCHING -> READY: the engine applied a version of that trainer (`on_applied`).
+    READY -> WATCHING: an engine that does not hold that version asks for an update (`next_update`).
     any -> ENDED: the trainer signed two versions of one step (`on_manifest`); it is no longer followed.
     """
 
@@ -56,12 +56,13 @@ class FollowerState(StrEnum):
 
 
 class WeightFollower:
-    """The versions of the trainer that a node without its own trainer generates for. One method for each input.
+    """Follows the trainer for which a node without its own trainer generates. One method for each input.
 
     Args:
-        context: of the node; `changed` fires when the plan, the credit or a connection changed.
-        weight_server: serves complete versions to others.
-        on_equivocation: called with the trainer, once it is proven to equivocate.
+        context: context of the node; its signal `changed` fires when the plan, the credit or a connection changed.
+        store: manifests and chunks on the disk.
+        weight_server: serves complete versions to other nodes.
+        on_equivocation: called with the trainer's id once the trainer is proven to equivocate.
     """
 
     def __init__(
@@ -110,13 +111,13 @@ class WeightFollower:
 
     @property
     def policy_id(self) -> NodeId:
-        """The followed trainer; empty until it is known."""
+        """Id of the followed trainer; "" until it is known."""
         return self._planner.known.policy_id
 
     # --- inputs: directory and coordinator -----------------------------------------------------------
 
     async def on_adverts(self, adverts: Sequence[Advert]) -> None:
-        """Chooses the trainer while SEARCHING, and notes its head."""
+        """Chooses the trainer while SEARCHING, and records the head in the trainer's advert."""
         self._choice.observe(adverts)
         if self.state is FollowerState.SEARCHING:
             policy_id = await self._offload(self._choice.choose)
@@ -134,13 +135,13 @@ class WeightFollower:
                 self.on_head(advert.head)
 
     def on_head(self, head: PolicyVersion) -> None:
-        """Takes an unproven hint at a newer version, enough to reconnect at once."""
+        """Records an unproven claim of a newer step of the trainer, which is enough to reconnect at once."""
         if head.policy_id == self.policy_id and head.step > self.known_head_step:
             self.known_head_step = head.step
             self.changed.fire()
 
     async def _restore(self, policy_id: NodeId) -> UpdatePlanner:
-        """The manifests of a lineage on the disk, after a restart."""
+        """Builds the planner of a lineage from the manifests on the disk."""
         planner = UpdatePlanner(KnownPatches(policy_id), self._store.max_bytes)
         for manifest, sealed in await self._weight_server.restore(policy_id):
             self._witness.observe(manifest, sealed)
@@ -174,9 +175,13 @@ class WeightFollower:
         self.changed.fire()
 
     async def on_manifest(self, peer: NodeId, sealed: SealedManifest) -> News | Unusable:
-        """Takes a manifest that a source serves.
+        """Handles a manifest that a source serves.
 
-        While the trainer is connected only its own manifests add versions; others only show what a source holds.
+        Once the trainer has sent credit on its connection, only manifests from the trainer add versions; those from
+        other sources only show the chunks that a source holds.
+
+        Returns:
+            The effect on the known versions, or the reason why the manifest is unusable.
         """
         planner = self._planner
         known = planner.known.get(sealed.digest)
@@ -219,7 +224,7 @@ class WeightFollower:
         return news
 
     def _end(self, proof: EquivocationProof) -> None:
-        """Stops following the trainer, and shows the proof to those who ask."""
+        """Stops following the trainer, and serves the proof against it to other nodes."""
         name = short(proof.policy_id)
         self.last_error = f"trainer {name} signed two versions of step {proof.step}; name another in follow.policy"
         logger.error(self.last_error)
@@ -232,11 +237,11 @@ class WeightFollower:
         self.changed.fire()
 
     def is_suspect(self, head: PolicyVersion) -> bool:
-        """True where another node names other weights than those that we know for its step."""
+        """True if another node names weights for a step that contradict the manifests seen here."""
         return head.policy_id == self.policy_id and self._witness.contradicts(head.step, head.digest)
 
     async def on_credit(self, peer: NodeId, credit: Credit) -> None:
-        """Takes the trainer's credit, which also names its head: versions beyond that are abandoned."""
+        """Applies the trainer's credit and drops versions newer than its head; credit of any other peer is ignored."""
         if peer != self.policy_id or self.state is FollowerState.ENDED:
             return
         self.credit.update(credit, self._clock.now_s())
@@ -267,7 +272,7 @@ class WeightFollower:
     # --- inputs: chunks, and the disk ------------------------------------------------------------------
 
     async def on_chunk(self, digest: Digest, data: bytes) -> None:
-        """Stores a chunk and serves the patches that it completes. Raises ValueError, StorageFull."""
+        """Stores a chunk and serves the patches that it completes. Raises ValueError for a wrong chunk, StorageFull."""
         try:
             await self._offload(self._store.put_chunk, digest, data)
         except StorageFull as error:
@@ -278,12 +283,12 @@ class WeightFollower:
             self._weight_server.offer(patch.manifest, patch.sealed)
 
     def on_lacked(self, digest: Digest) -> None:
-        """Plans another chain where no connected source can have a chunk that one of them lacks."""
+        """Plans another chain if no connected source, the trainer included, can have this chunk."""
         if not self.sources.is_obtainable(digest) and self.policy_id in self.sources.connected:
             self._planner.mark_unobtainable(digest)
 
     async def tidy(self) -> None:
-        """Frees disk space, and checks the stored versions."""
+        """Prunes the weight store, writes manifests that it had no room for, and checks the stored versions."""
         if self.state in (FollowerState.SEARCHING, FollowerState.ENDED):
             return
         known = self._planner.known
@@ -307,13 +312,13 @@ class WeightFollower:
         return {sealed.digest for _, sealed in await self._offload(self._store.manifests, self.policy_id)}
 
     async def _check_whole_disk(self) -> None:
-        """Looks at the disk again: a damaged chunk was dropped, or room was made."""
+        """Checks all known versions on the disk and plans again, after a damaged chunk was dropped or room was made."""
         await self._check_disk(list(self._planner.known.patches))
         self._planner.replan()
         self.changed.fire()
 
     async def _check_disk(self, patches: Sequence[Patch]) -> None:
-        """Serves the patches among these that are complete on the disk, and withdraws the others."""
+        """Serves those of these patches that are complete on the disk, and withdraws the others."""
         for patch in patches:
             if self._planner.set_missing(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
                 self._weight_server.offer(patch.manifest, patch.sealed)
@@ -323,7 +328,12 @@ class WeightFollower:
     # --- inputs: our own worker ------------------------------------------------------------------------
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
-        """The manifests from what the engine holds to the newest version that is complete on the disk."""
+        """The manifests that lead from the engine's version to the newest one that is complete on the disk.
+
+        Args:
+            held: version in the engine; None: nothing of the followed lineage.
+            wait: True: waits until there are such manifests. Otherwise returns None if there are none.
+        """
         if self.state is FollowerState.READY and held != self.head:  # a new engine, which does not serve the head
             self.state, self.head = FollowerState.WATCHING, self._no_version
         if self._planner.set_held(held):
@@ -334,7 +344,7 @@ class WeightFollower:
         return tuple(patch.sealed for patch in self._handed) or None
 
     async def on_applied(self, report: ApplyReport) -> None:
-        """Takes the engine's report on the version that was handed out last."""
+        """Records the engine's report on the version that `next_update` returned last."""
         assert self.state is not FollowerState.SEARCHING, "nothing was handed out: no trainer is followed yet"
         target = self._handed[-1].version if self._handed else report.version
         if report.error:
@@ -375,9 +385,9 @@ class WeightFollower:
         self.changed.fire()
 
     def capacity(self) -> int:
-        """Groups that may be started now: the credit left while READY, else 0.
+        """Number of groups that may be started now: the credit left while READY, else 0.
 
-        In `pull` mode 0 until the newest version is here, since each batch starts with it.
+        In `pull` mode also 0 until the newest version is here, since each batch starts with it.
         """
         if self.state is not FollowerState.READY:
             return 0
@@ -390,7 +400,7 @@ class WeightFollower:
     # --- status ------------------------------------------------------------------------------------------
 
     def status(self) -> JsonDict:
-        """For `swarm status`."""
+        """Figures of the follower for `swarm status`."""
         newest = self._planner.known.head
         return {
             "policy": self.policy_id,
@@ -418,7 +428,7 @@ class WeightFollower:
 
     @property
     def _is_listed(self) -> bool:
-        """True once the trainer has listed all it serves: it does so oldest first, and the best patch may be last."""
+        """True once the trainer has listed all versions (the best patch may come last), or is disconnected."""
         return self.credit.head_step is not None or self.policy_id not in self.sources.connected
 
     def _ready_patches(self) -> tuple[Patch, ...]:

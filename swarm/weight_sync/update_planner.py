@@ -1,8 +1,8 @@
-"""Update planner: the cheapest patch chain from the engine's version to the newest available one, and missing chunks.
+"""Update planner: the cheapest patch chain from the engine's version to the newest available one, with missing chunks.
 
-Invariant: a step has one version, and the plan is the cheapest chain by what is known now. Chunks on the disk cost next
-to nothing, so a newer version changes the plan without discarding what was fetched. Only the trainer itself may
-replace a known version. Pure bookkeeping.
+Invariant: a step has one version, and the plan is the cheapest chain by the patches and chunks known now. Chunks on the
+disk cost next to nothing, so a newer version changes the plan without discarding fetched chunks. Only the trainer
+itself may replace a known version. Pure bookkeeping.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ _UNKNOWN: Final = frozenset({b""})  # missing chunks of a manifest before the di
 
 
 class News(StrEnum):
-    """News value of a manifest."""
+    """Effect of a manifest on the known patches."""
 
     NEW = "new"
     KNOWN = "known"
@@ -33,9 +33,9 @@ class News(StrEnum):
 class KnownPatches:
     """The known patches of one trainer, all of the branch in force.
 
-    A trainer that resumes from a checkpoint starts a new branch, and what it sends itself replaces known versions from
-    the first differing step on. What others send never replaces anything, so a relay that replays old but genuine
-    manifests cannot move us back.
+    A trainer that resumes from a checkpoint starts a new branch, and the patches that it sends itself replace known
+    versions from the first differing step on. Patches from other nodes never replace any, so a relay that replays old
+    but genuine manifests cannot move us back.
     """
 
     def __init__(self, policy_id: NodeId) -> None:
@@ -45,7 +45,7 @@ class KnownPatches:
         self._num_bytes = 0
 
     def add(self, patch: Patch, *, is_from_owner: bool) -> tuple[News, list[Patch]]:
-        """Adds a patch of this trainer. Returns its news value, and patches forgotten for it (abandoned or too old)."""
+        """Adds a patch of this trainer; returns its effect, and the patches forgotten (abandoned or too old)."""
         assert patch.version.policy_id == self.policy_id
         if patch.digest in self._patches:
             return News.KNOWN, []
@@ -63,7 +63,7 @@ class KnownPatches:
         return (News.NEW if patch.digest in self._patches else News.TOO_OLD), forgotten
 
     def rewind(self, head_step: int) -> list[Patch]:
-        """Abandons the versions beyond the trainer's head. Returns their patches."""
+        """Forgets the patches of versions beyond the trainer's head, and returns them."""
         self._history.rewind(head_step)
         return self._remove([patch for patch in self._patches.values() if patch.version.step > head_step])
 
@@ -80,7 +80,7 @@ class KnownPatches:
         return patches
 
     def get(self, digest: Digest) -> Patch | None:
-        """A known patch, by digest of its manifest."""
+        """The known patch with this digest of its manifest, or None."""
         return self._patches.get(digest)
 
     def __contains__(self, digest: Digest) -> bool:
@@ -88,20 +88,20 @@ class KnownPatches:
 
     @property
     def patches(self) -> Collection[Patch]:
-        """Every patch, in order of arrival."""
+        """All known patches, in order of arrival."""
         return self._patches.values()
 
     @property
     def head(self) -> PolicyVersion | None:
-        """The newest version."""
+        """The newest known version, or None."""
         return self._history.head
 
     def chains(self, held: PolicyVersion | None, cost: Cost) -> Iterator[tuple[Patch, ...]]:
-        """The cheapest chains to each newer version that can be reached, newest first.
+        """The cheapest chain to each newer version that can be reached, newest version first.
 
         Args:
             held: version in the engine; equal digests are the same weights under any name.
-            cost: of each patch.
+            cost: returns the cost of a patch; None excludes the patch.
         """
         graph = PatchGraph(self._patches.values(), cost, None if held is None else held.digest)
         for target in reversed(self._history.after(self._floor(held))):
@@ -117,7 +117,7 @@ class KnownPatches:
     def _under_its_name(
         self, chain: tuple[Patch, ...], target: PolicyVersion, graph: PatchGraph, cost: Cost
     ) -> tuple[Patch, ...]:
-        """The cheapest chain to a version whose last patch carries its name.
+        """The cheapest chain whose last patch names the target version; the given chain if there is none.
 
         Where a trainer returned to earlier weights, the cheapest chain to them may end with their earlier name.
         """
@@ -132,14 +132,14 @@ class KnownPatches:
         return min(found, key=lambda each: each[0])[1] if found else chain
 
     def is_behind(self, step: int, held: PolicyVersion | None) -> bool:
-        """True where a step would lead an engine backwards on the branch in force."""
+        """True if a step is not beyond the engine's version, on the branch in force."""
         return step <= self._floor(held)
 
     def _floor(self, held: PolicyVersion | None) -> int:
-        """The step that an engine is never led back to or behind; -1 where it may go anywhere.
+        """The step that the engine has to move beyond; -1 if it may move to any step.
 
-        It may where the trainer went back or the held version is of an abandoned branch, but not where the held version
-        is merely forgotten here.
+        It may if it holds no version of this trainer, if the trainer went back, or if the held version is of an
+        abandoned branch, but not if the held version is merely forgotten here.
         """
         if held is None or held.policy_id != self.policy_id:
             return -1
@@ -166,7 +166,7 @@ class ChunkQueue:
         return chunk in self._missing
 
     def first(self, peer: NodeId, is_for: Callable[[Digest], bool]) -> int | None:
-        """Position of the first missing chunk to ask a source for; None where there is none."""
+        """Position of the first missing chunk to request from a source, or None."""
         at = self._positions.get(peer, 0)
         while at < len(self._chunks) and not (self._chunks[at] in self._missing and is_for(self._chunks[at])):
             at += 1
@@ -178,7 +178,7 @@ class ChunkQueue:
         self._missing.pop(chunk, None)
 
     def rescan(self) -> None:
-        """Starts over for all sources: one has more chunks now, or a chunk under way did not arrive."""
+        """Resets all positions: a source has more chunks now, or a chunk under way did not arrive."""
         self._positions.clear()
 
 
@@ -186,8 +186,8 @@ class UpdatePlanner:
     """The plan for one engine that follows a trainer.
 
     Args:
-        known: patches of the trainer.
-        max_bytes: bound of all payloads of one chain, on the disk or not; where the newest version needs more, an older
+        known: known patches of the trainer.
+        max_bytes: bound of all payloads of one chain, on the disk or not; if the newest version needs more, an older
             one is planned first.
     """
 
@@ -206,7 +206,7 @@ class UpdatePlanner:
     # --- inputs that change the plan -------------------------------------------------------------------
 
     def set_held(self, held: PolicyVersion | None) -> bool:
-        """Plans from the version in the engine. True where it is new."""
+        """Records the version in the engine and plans from it; returns True if it is another than before."""
         if self.is_held_known and held == self.held:
             return False
         self.is_held_known, self.held = True, held
@@ -214,7 +214,7 @@ class UpdatePlanner:
         return True
 
     def set_missing(self, patch: Patch, chunks: Collection[Digest]) -> bool:
-        """Records the chunks of a patch that are not on the disk. True where a known patch is complete."""
+        """Records the chunks of a patch that are not on the disk; returns True if the patch is known and complete."""
         if patch.digest not in self.known:
             return False
         self._missing[patch.digest] = set(chunks)
@@ -222,7 +222,7 @@ class UpdatePlanner:
         return not chunks
 
     def add_chunk(self, chunk: Digest) -> list[Patch]:
-        """Records a chunk on the disk. Returns the patches that it completes."""
+        """Records that a chunk is on the disk; returns the patches that it completes."""
         if self._queue is not None:
             self._queue.remove(chunk)
         complete: list[Patch] = []
@@ -234,19 +234,19 @@ class UpdatePlanner:
         return complete
 
     def mark_unobtainable(self, chunk: Digest) -> None:
-        """Plans around a chunk that no connected source has."""
+        """Plans again without a chunk that no connected source has."""
         self._unobtainable.add(chunk)
         self.replan()
 
     def mark_obtainable(self, chunks: Collection[Digest] | None = None) -> None:
-        """Plans with these chunks again (None: all), since a source may have them now."""
+        """Allows these chunks in plans again (None: all chunks), since a source may have them now."""
         before = len(self._unobtainable)
         self._unobtainable = set() if chunks is None else self._unobtainable.difference(chunks)
         if len(self._unobtainable) < before:
             self.replan()
 
     def record_refusal(self, target: PolicyVersion, *, is_unusable: bool) -> int:
-        """Counts a refusal by the engine of a version whose chain was complete on the disk. Returns the count.
+        """Counts the engine's refusal of a version whose chain was complete on the disk; returns the count.
 
         Args:
             is_unusable: the chunks do not give the version: after MAX_REFUSALS no chain leads through it either.
@@ -257,14 +257,14 @@ class UpdatePlanner:
         return self._refusals[target.digest]
 
     def record_applied(self, version: PolicyVersion) -> None:
-        """Plans from a version that the engine took, and forgets earlier refusals."""
+        """Plans from a version that the engine applied, and forgets all refusals."""
         self._refusals.clear()
         self._unusable.clear()
         self.is_held_known, self.held = True, version
         self.replan()
 
     def replan(self) -> None:
-        """Finds the cheapest chain by what is known and missing now."""
+        """Sets the plan to the cheapest chain to the newest version, or to an older one if that needs too much room."""
         self._missing = {digest: missing for digest, missing in self._missing.items() if digest in self.known}
         self._queue = None
         self.plan = ()
@@ -278,7 +278,7 @@ class UpdatePlanner:
     def _chains(self, cost: Cost) -> Iterator[tuple[Patch, ...]]:
         """Chains to versions that the engine may take, newest first.
 
-        They may lead through a refused version: there it is staged but not loaded, and the cause may have passed.
+        They may lead through a refused version, which is then staged but not loaded, and the cause may have passed.
         """
         chains = self.known.chains(self.held, cost)
         return (chain for chain in chains if not self._is_refused(chain[-1].version))
@@ -311,13 +311,13 @@ class UpdatePlanner:
 
     @property
     def queue(self) -> ChunkQueue:
-        """`missing_chunks` as a queue that is kept until the plan changes."""
+        """`missing_chunks` as a queue that is kept until the plan or a patch's missing chunks are set anew."""
         if self._queue is None:
             self._queue = ChunkQueue(self.missing_chunks())
         return self._queue
 
     def ready(self) -> tuple[Patch, ...]:
-        """The patches of the plan before the first incomplete one; none where they would lead backwards.
+        """The patches of the plan before the first incomplete one; none if they would lead the engine backwards.
 
         They never end at a version that the engine refused.
         """
@@ -330,10 +330,10 @@ class UpdatePlanner:
         return ready if not ready or not self.known.is_behind(ready[-1].version.step, self.held) else ()
 
     def are_complete(self, patches: Collection[Patch]) -> bool:
-        """True where every chunk of these patches is on the disk."""
+        """True if every chunk of these patches is on the disk."""
         return not any(self._missing.get(patch.digest, _UNKNOWN) for patch in patches)
 
     @property
     def is_ready(self) -> bool:
-        """True where the whole plan is on the disk."""
+        """True if `ready` is the whole plan."""
         return len(self.ready()) == len(self.plan)

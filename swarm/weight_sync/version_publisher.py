@@ -1,8 +1,8 @@
 """Version publisher of a trainer: signs the manifest bodies that its worker made, and serves them.
 
-Invariant: what is served is one branch that ends at the version published last, and each of its manifests is on the
-disk with all chunks before anybody learns of it. Chunks of a version that cannot be served are deleted at once; those
-of a trainer that was killed have no manifest and are deleted after a while.
+Invariant: no served version is newer than the one published last, and each served manifest is on the disk with all its
+chunks before any other node learns of it. Chunks of a version that cannot be served are deleted at once; chunks that a
+killed trainer left have no manifest and are deleted after a while.
 """
 
 import logging
@@ -33,7 +33,7 @@ class VersionPublisher:
         self._newest_step = -1  # signed in this branch
 
     async def restore(self) -> None:
-        """Serves what was published before a restart, and begins a new branch."""
+        """Serves the versions that were published before a restart, and begins a new branch."""
         manifests = await self._weight_server.restore(self._identity.node_id)
         self._begin_branch(max((manifest.branch for manifest, _ in manifests), default=0))
 
@@ -44,10 +44,12 @@ class VersionPublisher:
     async def publish(self, version: PolicyVersion, bodies: Sequence[bytes]) -> None:
         """Makes a version the newest: versions beyond it, and other weights of its step, are no longer served.
 
+        A manifest that cannot be served is logged and reported as an event; nothing is raised for it.
+
         Args:
-            version: of our own lineage.
-            bodies: of manifests that lead to it; empty where its chunks found no room. The worker waits for this call
-                and writes no chunk.
+            version: a version of our own lineage.
+            bodies: bodies of the manifests that lead to the version; empty if its chunks found no room. The worker
+                waits for this call and writes no chunk.
         """
         if version.step <= self._newest_step or not self._branch:
             self._begin_branch(self._branch)
@@ -67,7 +69,7 @@ class VersionPublisher:
             await self.tidy(grace_s=0.0)
 
     async def tidy(self, grace_s: float = GRACE_S) -> None:
-        """Frees disk space, see `WeightStore.prune`."""
+        """Prunes the store (`WeightStore.prune`) and stops serving the versions that were deleted."""
         policy_id = self._identity.node_id
         # Read before the disk, so that a version published during the call is not withdrawn.
         before = self._weight_server.held(policy_id).keys()
@@ -76,7 +78,7 @@ class VersionPublisher:
         self._weight_server.withdraw(before - kept)
 
     async def _publish(self, version: PolicyVersion, body: bytes) -> str:
-        """Serves one manifest of the version. Returns the reason where it cannot, else an empty text."""
+        """Signs, stores and serves one manifest of the version; returns the reason if that fails, else ""."""
         sealed: SealedManifest = await self._offload(seal_body, with_branch(body, self._branch), self._identity)
         manifest: Manifest | Unusable = await self._offload(self._store.open, sealed)
         if isinstance(manifest, Unusable):

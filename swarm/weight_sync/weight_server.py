@@ -1,7 +1,7 @@
-"""Weight server: manifests of the own and the followed lineage, their chunks, and credit to the own followers.
+"""Weight server: manifests and chunks of our own and the followed lineage, and credit for our own followers.
 
-Invariant: a manifest is named to others only when all its chunks are on this node's disk, and only to allowed peers. At
-most CHUNKS_TOTAL chunks are sent at once, and CHUNKS_WAITING calls wait for a slot.
+Invariant: a manifest is served only when all its chunks are on this node's disk, and only to allowed peers; a proof of
+equivocation needs no chunks. At most CHUNKS_TOTAL chunks are sent at once, and CHUNKS_WAITING calls wait for a slot.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class _Held:
 
 @dataclass(eq=False, repr=False)
 class WeightServer:
-    """The weights part of `ExchangeHandler`."""
+    """Implementation of the weights part of `ExchangeHandler`: `watch` and `chunk`."""
 
     _context: NodeContext  # `changed` fires when there may be more to send, and here when a stream ends
     _store: WeightStore | None  # None where this node neither publishes nor follows
@@ -63,7 +63,7 @@ class WeightServer:
     # --- served versions, set by the publisher and the follower of this node ---------------------------
 
     async def restore(self, policy_id: NodeId) -> list[tuple[Manifest, SealedManifest]]:
-        """Serves what is complete on the disk after a restart. Returns every manifest of the lineage."""
+        """Serves the manifests of a lineage that are complete on the disk; returns all of its manifests on the disk."""
         if self._store is None:
             return []
         manifests = await self._offload(self._store.manifests, policy_id)
@@ -73,7 +73,7 @@ class WeightServer:
         return manifests
 
     def offer(self, manifest: Manifest, sealed: SealedManifest) -> None:
-        """Serves a manifest whose chunks are all on the disk."""
+        """Starts to serve a manifest whose chunks are all on the disk."""
         lineage = self._held.setdefault(manifest.version.policy_id, {})
         if sealed.digest not in lineage:
             self._number += 1
@@ -94,24 +94,25 @@ class WeightServer:
                 lineage.pop(digest, None)
 
     def held(self, policy_id: NodeId) -> dict[Digest, int]:
-        """Served manifests of a lineage, with their steps."""
+        """Digests of the served manifests of a lineage, with their steps."""
         return {digest: held.step for digest, held in self._held.get(policy_id, {}).items()}
 
     def head_step(self, policy_id: NodeId) -> int | None:
-        """Newest served step of a lineage."""
+        """Newest served step of a lineage; None if none is served."""
         return max((held.step for held in self._held.get(policy_id, {}).values()), default=None)
 
     # --- calls of peers --------------------------------------------------------------------------------
 
     async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        """Streams the manifests of a lineage, oldest first, then each new one; and credit to followers of our own.
+        """Streams the manifests of a lineage, oldest first, then each new one; of our own lineage also credit.
 
-        Of an owner that equivocated it streams only the two manifests that prove it. Credit comes after the manifests
-        held when it was granted, so `head_step` is never behind them.
+        If the owner equivocated, streams only the two manifests that prove it. Credit comes after the manifests held
+        when it was granted, so its `head_step` is never behind them.
 
         Raises:
-            NotHeld: nothing is held of that lineage.
-            Unavailable: the peer is not allowed, or opened a newer stream; also in the middle of a stream.
+            NotHeld: no manifest of the lineage is served, and we do not publish it.
+            Unavailable: the peer is not allowed, opened a newer stream, or the owner equivocates; also in the middle of
+                a stream.
         """
         self._reputation.require_allowed(peer)
         proof = self.proofs.get(policy_id)
@@ -154,9 +155,10 @@ class WeightServer:
             await self._changed.until(lambda: self._has_news(line, policy_id, number, sent))  # noqa: B023
 
     def _grant(self, line: CreditLine, policy_id: str, *, is_asked_again: bool = False) -> Credit | None:
-        """The newest credit of a follower; None where it wants none, or nothing was published yet.
+        """The newest credit of a follower; None if its window is 0, or nothing was published yet.
 
-        `is_asked_again`: grants nothing twice for one change, which wakes every follower.
+        Args:
+            is_asked_again: True to grant only once for each change, since a change wakes every follower.
         """
         head_step = self.head_step(policy_id)
         if not line.window or head_step is None:
@@ -175,7 +177,7 @@ class WeightServer:
         return credit is not None and credit != sent
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
-        """A held chunk. Raises NotHeld; Unavailable for a peer that is not allowed."""
+        """A held chunk. Raises NotHeld if it is not held, Unavailable if the peer is not allowed."""
         self._reputation.require_allowed(peer)
         data = None if self._store is None else await self._offload(self._store.chunk, digest)
         if data is None:
@@ -186,7 +188,7 @@ class WeightServer:
 
 @dataclass(eq=False, slots=True)
 class ChunkCall:
-    """A call for a chunk, waiting for a slot or holding it."""
+    """A call for a chunk that waits for a slot or holds one."""
 
     peer: NodeId
     task: "asyncio.Task[Any]"
@@ -204,9 +206,8 @@ class ChunkCall:
 class ChunkSlots:
     """Slots for the chunks that a server has in memory at once, held until the last byte was sent.
 
-    A peer has at most CHUNKS_PER_PEER calls, waiting ones included. A free slot goes to the peer with the fewest, in
-    turn. A peer that has not read its chunk within the stall timeout loses the slot once others, or newer calls of its
-    own, wait.
+    A peer has at most CHUNKS_PER_PEER calls, waiting ones included. A free slot goes to the waiting peer with the
+    fewest slots, in turn. A peer that has not read its chunk within the stall timeout loses the slot if calls wait.
     """
 
     def __init__(self, stall_timeout_s: float = CHUNK_STALL_S) -> None:
@@ -219,7 +220,8 @@ class ChunkSlots:
         """Waits for a slot, which the call keeps until it has ended.
 
         Raises:
-            Unavailable: the peer has too many calls, or too many calls wait.
+            Unavailable: the peer has too many calls, or too many calls wait; also for a call that waits, if it has to
+                make room for a peer with fewer.
         """
         if self._num_held[peer] + len(self._waiting.of(peer)) >= CHUNKS_PER_PEER and not self._cut_one_of(peer):
             raise Unavailable(f"{CHUNKS_PER_PEER} chunks of this peer are under way; ask for fewer at a time")
@@ -240,7 +242,7 @@ class ChunkSlots:
         return call
 
     async def held_up(self, call: ChunkCall, waiting: Awaitable[None]) -> None:
-        """Awaits something on our side that delays a call; only after that the peer may be late."""
+        """Awaits something on our side that delays a call; the peer's stall timeout starts again afterwards."""
         assert call.stalled is not None
         call.stalled.cancel()
         await waiting
@@ -270,7 +272,7 @@ class ChunkSlots:
                 late.cut()
 
     def _cut_one_of(self, peer: NodeId) -> bool:
-        """Cuts the oldest late call of a peer, whose connection may be broken; False where there is none."""
+        """Cuts the oldest late call of a peer, whose connection may be broken; returns False if the peer has none."""
         late = next((call for call in self._held if call.peer == peer and call.is_late and not call.is_cut), None)
         if late is not None:
             late.cut()

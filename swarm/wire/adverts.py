@@ -52,7 +52,7 @@ def cursor_to_message(cursor: Cursor) -> advert_pb2.Cursor:
 
 
 def cursor_from_message(message: advert_pb2.Cursor) -> Cursor:
-    """A cursor within its bounds. Raises Malformed."""
+    """The cursor in a message. Raises Malformed if it breaks a bound."""
     if len(message.epoch) > MAX_EPOCH_CHARS or message.sequence >= MAX_TASK_ID:
         raise Malformed(RefusalReason.MALFORMED, f"cursor beyond {MAX_EPOCH_CHARS} characters or 2**63")
     return Cursor(epoch=message.epoch, sequence=message.sequence)
@@ -81,7 +81,7 @@ def advert_to_message(advert: Advert) -> advert_pb2.Advert:
 
 
 def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | None:
-    """An advert within its bounds (its expiry is not checked), or None."""
+    """The advert in a message (its expiry is not checked); None if it breaks a bound."""
     floats = (message.reward_mean, message.reward_std, message.expires_at_s)
     is_whole = (
         re.fullmatch(RUN_ID_PATTERN, message.run_id) is not None
@@ -125,12 +125,12 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
 
 
 def is_endpoint(text: str) -> bool:
-    """True for host:port with a usable port and only characters of names and addresses."""
+    """True for host:port with a port from 1 to 65535 and a host that has only the characters of names and addresses."""
     return _ENDPOINT.fullmatch(text) is not None and 0 < int(text.rpartition(":")[2]) < 65536
 
 
 def is_location(text: str) -> bool:
-    """True for an endpoint, of a node itself or of its relay with its node id."""
+    """True for the endpoint of a node, or the endpoint of its relay followed by the relay's node id."""
     endpoint, relay_id = split_relayed(text)
     return is_endpoint(endpoint) and (endpoint == text or is_hex_digest(relay_id))
 
@@ -140,7 +140,7 @@ def seal_advert(advert: Advert, identity: Identity) -> bytes:
 
     Raises:
         ValueError: the advert is another node's.
-        TooLarge: over MAX_ADVERT_BYTES; endpoints or run id are too long.
+        TooLarge: the signed bytes exceed MAX_ADVERT_BYTES.
     """
     if advert.node_id != identity.node_id:
         raise ValueError(f"advert of {advert.node_id[:8]} cannot be sealed by {identity.node_id[:8]}")
@@ -153,7 +153,7 @@ def seal_advert(advert: Advert, identity: Identity) -> bytes:
 
 
 def author_of(data: bytes) -> tuple[bytes, float] | None:
-    """Public key and expiry that signed bytes claim, unverified; None where they are no advert."""
+    """Public key and expiry that signed bytes claim, unverified; None if the bytes are no advert."""
     if len(data) > MAX_ADVERT_BYTES:
         return None
     try:
@@ -164,9 +164,10 @@ def author_of(data: bytes) -> tuple[bytes, float] | None:
 
 
 def open_advert(data: bytes, now_s: float, verify: Verify = verify) -> Advert | None:
-    """The advert in signed bytes from the directory, or None where anything is wrong with it.
+    """The verified advert in signed bytes from the directory; None if anything is wrong with it.
 
     Args:
+        data: the signed bytes, from anywhere.
         now_s: wall clock; the advert must expire within MAX_ADVERT_TTL_S after it.
         verify: checks the signature; simulations replace it.
     """

@@ -3,7 +3,7 @@
 gRPC has no hook at accept, and a proxy in front of it would copy every byte of weights once more. So a thread lists
 this process's sockets several times a second and shuts down those over the bounds; gRPC sees their connections end.
 Invariant: shares are fair by subnet, then by address, so many connections of one party never displace the few of
-another. Subnets that proved an identity before have places of their own.
+another. Subnets that proved an identity before have their own places for unproven connections.
 """
 
 import contextlib
@@ -77,10 +77,12 @@ class ConnectionLimiter:
         self._thread: threading.Thread | None = None
 
     def start(self, host: str, port: int, share: float = 1.0) -> None:
-        """Starts to watch the connections of a server that listens there.
+        """Starts the thread that watches the connections of a server.
 
         Args:
-            share: of the bounds that there is room for; see `ConnectionBounds.scaled`.
+            host: host that the server listens on; a name or a wildcard matches every address.
+            port: port that the server listens on.
+            share: share of the bounds that there is room for; see `ConnectionBounds.scaled`.
         """
         self._bounds = self._bounds.scaled(share)
         # A name or wildcard may stand for several addresses: then only the port is compared.
@@ -103,15 +105,15 @@ class ConnectionLimiter:
             self._pin = None
 
     def prove(self, peer: str, node_id: NodeId) -> None:
-        """Records a node's identity on a connection. `peer`: as gRPC writes it."""
+        """Records the proven identity of the node on a connection; `peer` is in gRPC's form."""
         self._proofs.append((peer_key(peer), node_id))
 
     def is_open(self, peer: str) -> bool:
-        """False where the connection was gone at the last look; True where that is unknown."""
+        """False if the connection was not open at the last look; True also if that look failed or there was none."""
         return self._is_blind or peer_key(peer) in self._open
 
     def cut(self, peer: str) -> None:
-        """Cuts a connection at once, or when the thread has found it."""
+        """Condemns a connection, which the next look cuts if the connection is open."""
         self._condemned.append(peer_key(peer))
         self._is_called.set()
 
@@ -129,7 +131,7 @@ class ConnectionLimiter:
                     logger.exception("the connections could not be looked at")
 
     def look(self) -> int:
-        """Lists all sockets once and cuts those over the bounds; returns their number."""
+        """Lists all sockets once; cuts condemned connections and those over the bounds, and returns their number."""
         now_s = self._monotonic_s()
         connections = self._find(now_s)
         self._take_proofs(connections)
@@ -164,8 +166,11 @@ class ConnectionLimiter:
         return connections
 
     def _accepted(self, descriptor: int, inode: int, now_s: float) -> Connection | None:
-        """The connection behind a new socket, or None where our server did not accept it. Raises OSError where that
-        is unknown now."""
+        """The connection behind a new socket; None if our server did not accept it.
+
+        Raises:
+            OSError: the socket was closed in between, or cannot be examined now.
+        """
         assert self._pin is not None
         with self._pin.held(descriptor) as held:
             if held.family not in (socket.AF_INET, socket.AF_INET6):
@@ -246,8 +251,8 @@ def over_fair_share(
     """The connections to cut so that at most `total` stay, in equal shares of subnets, then of addresses.
 
     Args:
-        connections: in the order of staying.
-        per_subnet, per_address: bounds that hold also when places are free.
+        connections: the connections, those to keep first at the front.
+        per_subnet, per_address: bounds that hold even while places are free.
     """
     subnets: dict[str, dict[str, list[Connection]]] = {}
     for connection in connections:
@@ -276,19 +281,19 @@ def fair_level(sizes: Iterable[int], total: int) -> int:
 
 
 def peer_key(peer: str) -> PeerKey:
-    """Host and port of a peer as gRPC writes it: "ipv6:%5B::1%5D:4001" is ("::1", 4001)."""
+    """Host and port of a peer in gRPC's form: "ipv6:%5B::1%5D:4001" is ("::1", 4001)."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return _plain_host(host), int(port) if port.isdecimal() else 0
 
 
 def peer_subnet(peer: str) -> str:
-    """The subnet of a peer as gRPC writes it."""
+    """Subnet of a peer in gRPC's form."""
     return subnet_of(peer_key(peer)[0])
 
 
 @functools.lru_cache(maxsize=MAX_KNOWN_SUBNETS)
 def _plain_host(host: str) -> str:
-    """Canonical form of an address: no brackets or zone, and IPv4 for IPv4 in IPv6."""
+    """Canonical form of an IP address: no brackets or zone, and IPv4 for IPv4 in IPv6; "" for a name."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

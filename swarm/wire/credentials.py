@@ -1,6 +1,6 @@
 """Credentials for entering a run: an invitation that a member signed, or a proof of work.
 
-Invariant: a credential is valid for one key in one run and for a bounded time; no input raises anything but a refusal.
+Invariant: a credential is valid for one key in one run and for a bounded time; checks of foreign bytes never raise.
 """
 
 import base64
@@ -40,7 +40,7 @@ _SCRYPT_R: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invitation:
-    """A voucher's signature for one node of one run, neither of which it repeats."""
+    """A voucher's signature for one node of one run; the node and the run are signed, but not repeated here."""
 
     public_key: bytes  # of the voucher, 32 bytes
     expires_at_s: int  # wall clock
@@ -48,7 +48,7 @@ class Invitation:
 
     @property
     def voucher(self) -> NodeId:
-        """The member that answers for the invited node."""
+        """Id of the member that answers for the invited node."""
         return node_id_of(self.public_key)
 
 
@@ -68,7 +68,7 @@ class Credential:
     work: WorkProof | None = None
 
     def to_bytes(self) -> bytes:
-        """The message; empty without either."""
+        """The serialised message; b"" without invitation and proof of work."""
         message = pb.Credential()
         if self.invitation is not None:
             given = self.invitation
@@ -81,7 +81,7 @@ class Credential:
 
 
 def credential_from_bytes(data: bytes) -> Credential | None:
-    """A credential within its bounds from anybody's bytes, or None."""
+    """The credential in bytes from any node; None if they are malformed or break a bound."""
     if len(data) > MAX_CREDENTIAL_BYTES:
         return None
     try:
@@ -105,7 +105,7 @@ def credential_from_bytes(data: bytes) -> Credential | None:
 
 
 def seal_invitation(voucher: Identity, run_id: str, node_id: NodeId, expires_at_s: float) -> Invitation:
-    """An invitation by `voucher`. Raises ConfigError for what is no node id."""
+    """An invitation of a node, signed by `voucher`. Raises ConfigError if `node_id` is no node id."""
     if not is_hex_digest(node_id):
         raise ConfigError(f"{node_id[:80]!a} is no node id of 64 hex digits; `swarm-node id` prints one's own")
     expires = int(expires_at_s)
@@ -116,18 +116,18 @@ def seal_invitation(voucher: Identity, run_id: str, node_id: NodeId, expires_at_
 
 
 def invite(voucher: Identity, run_id: str, node_id: NodeId, days: float, now_s: float) -> str:
-    """An invitation as the commands print it. Raises ConfigError for what is no node id."""
+    """The text of an invitation that ends after `days`, as the commands print it. Raises ConfigError for no node id."""
     return invitation_to_text(seal_invitation(voucher, run_id, node_id.strip().lower(), now_s + days * DAY_S))
 
 
 def fits_invitation(invitation: Invitation, run_id: str, node_id: NodeId) -> bool:
-    """True where the voucher signed it for this node of this run; expiry and voucher are not checked."""
+    """True if the voucher signed it for this node of this run; the expiry and the voucher's right are not checked."""
     signed = _invitation_message(run_id, node_id, invitation.voucher, invitation.expires_at_s)
     return verify(invitation.public_key, DOMAIN_INVITATION, signed, invitation.signature)
 
 
 def _invitation_message(run_id: str, node_id: NodeId, voucher: NodeId, expires_at_s: int) -> bytes:
-    """The signed bytes: 8 + 2 x 32 bytes, then the run."""
+    """The signed bytes: expiry (8 bytes), node id and voucher (32 bytes each), then the run."""
     return expires_at_s.to_bytes(8, "big") + bytes.fromhex(node_id) + bytes.fromhex(voucher) + run_id.encode()
 
 
@@ -138,7 +138,7 @@ def invitation_to_text(invitation: Invitation) -> str:
 
 
 def invitation_from_text(text: str) -> Invitation:
-    """The invitation in a text. Raises ConfigError for anything else."""
+    """The invitation in a text, with or without its prefix. Raises ConfigError for anything else."""
     body = text.strip().removeprefix(INVITATION_PREFIX)
     try:
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
@@ -156,12 +156,12 @@ def invitation_from_text(text: str) -> Invitation:
 
 
 def epoch_at(now_s: float) -> int:
-    """The epoch of a proof that is started now."""
+    """The epoch at a wall-clock time, for a proof that is started then."""
     return int(now_s // EPOCH_S)
 
 
 def is_current(work: WorkProof, now_s: float) -> bool:
-    """True where a proof's epoch is the current one or the one before."""
+    """True if the proof's epoch is the current one or the one before, with an hour of slack at both ends."""
     return work.epoch * EPOCH_S - _EPOCH_SLACK_S <= now_s < work_ends_s(work)
 
 
@@ -171,7 +171,7 @@ def work_ends_s(work: WorkProof) -> float:
 
 
 def fits_work(work: WorkProof, run_id: str, node_id: NodeId, bits: int) -> bool:
-    """True where a proof was made for this node of this run. It costs one try, so check the epoch first."""
+    """True if the proof was made for this node of this run. Costs one try of scrypt, so check the epoch first."""
     digest = hashlib.scrypt(
         work.nonce.to_bytes(_NONCE_BITS // 8, "big"),
         salt=b"swarm.v1.work\0" + work.epoch.to_bytes(4, "big") + bytes.fromhex(node_id) + run_id.encode(),
@@ -186,10 +186,10 @@ def fits_work(work: WorkProof, run_id: str, node_id: NodeId, bits: int) -> bool:
 def find_work(
     run_id: str, node_id: NodeId, epoch: int, bits: int, first: int, go_on: Callable[[int], bool]
 ) -> WorkProof | None:
-    """Searches for a proof of work (blocking, for minutes; other threads run). Returns None where `go_on` stopped it.
+    """Searches for a proof of work (blocking, for minutes; other threads run); None if `go_on` stopped the search.
 
     Args:
-        first: the nonce to start with; 0, or where an earlier search stopped.
+        first: the nonce to start with; 0, or the nonce at which an earlier search stopped.
         go_on: called with each nonce before it is tried; False stops the search.
     """
     nonce = first

@@ -36,7 +36,7 @@ def _signed_part(is_compressed: bool, digest: Digest) -> bytes:
 
 
 def seal_group(group: RolloutGroup, identity: Identity) -> SealedGroup:
-    """Serialises, compresses where that is smaller, and signs one of our groups, without checking its bounds.
+    """Serialises, compresses if that makes it smaller, and signs one of our groups, without checking its bounds.
 
     Raises:
         ValueError: the group names another producer, or a number does not fit the schema.
@@ -68,9 +68,13 @@ def open_group(
     In order: size, key hashes to producer, signature, digest, decompression, counts, protobuf, structure.
 
     Args:
+        sealed: the sealed group, from anywhere.
         max_bytes: bound of the body, both as received and decompressed.
-        counts: bounds of its content, checked before parsing.
+        counts: bounds of the group's content, checked before parsing.
         verify: checks the signature; simulations replace it.
+
+    Returns:
+        The group, or the refusal with the first check that failed.
     """
     try:
         return _open_group(sealed, max_bytes, counts, verify)
@@ -110,7 +114,7 @@ class _Zstd(threading.local):
         self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}  # by window, of which a process has one or two
 
     def decompressor(self, max_bytes: int) -> zstandard.ZstdDecompressor:
-        """A decompressor that refuses windows beyond the bound."""
+        """A decompressor that refuses windows beyond the smallest power of two above `max_bytes`."""
         window = max(1 << 10, 1 << max_bytes.bit_length())
         if window not in self._decompressors:
             self._decompressors[window] = zstandard.ZstdDecompressor(max_window_size=window)
@@ -121,7 +125,7 @@ _zstd = _Zstd()
 
 
 def _decompress(data: bytes, max_bytes: int) -> bytes:
-    """One zstd frame; its stated size is checked before anything is allocated."""
+    """The content of one zstd frame; its stated size is checked before anything is allocated. Raises Malformed."""
     # For a skippable frame, which is never ours, the library would allocate the stated size.
     if data[:4] != zstandard.FRAME_HEADER:
         raise Malformed(RefusalReason.MALFORMED, "not a zstd frame")
@@ -139,7 +143,7 @@ def _decompress(data: bytes, max_bytes: int) -> bytes:
 
 
 def stated_bytes(sealed: SealedGroup) -> int:
-    """Upper bound of the bytes that opening a sealed group handles: as received, or decompressed as it states."""
+    """Upper bound of the bytes that opening a sealed group handles: the body's length, or its stated size if larger."""
     if not sealed.is_compressed:
         return len(sealed.body)
     try:
@@ -160,8 +164,8 @@ def sealed_from_message(message: rollout_pb2.SealedGroup, claimed: Digest | None
     """The sealed group in a message, unopened: only the form of key, signature and codec is checked.
 
     Args:
-        message: from anywhere, of bounded size.
-        claimed: digest that the sender gave, checked by `open_group`; None hashes the body.
+        message: a message of bounded size, from anywhere.
+        claimed: digest that the sender gave, checked by `open_group`; None: the digest is computed from the body.
     """
     form = (len(message.public_key), len(message.signature))
     if form != (PUBLIC_KEY_BYTES, SIGNATURE_BYTES):
@@ -184,7 +188,7 @@ def sealed_to_bytes(sealed: SealedGroup) -> bytes:
 
 
 def sealed_from_bytes(data: bytes) -> SealedGroup | Refused:
-    """The sealed group in bytes of bounded length, unopened; see `open_group`."""
+    """The sealed group in bytes of bounded length, unopened, or a refusal; see `open_group`."""
     try:
         message = rollout_pb2.SealedGroup.FromString(data)
     except DecodeError:

@@ -37,8 +37,10 @@ class CountLimits:
 
     @classmethod
     def of_run(cls, *, group_size: int, max_new_tokens: int, max_age_steps: int, max_turns: int = 1) -> "CountLimits":
-        """The limits of a run: an answer has a span per version that served it, and an episode three fields per turn
-        after the first."""
+        """The limits of a run: four times an honest group, at most MAX_FIELDS fields.
+
+        An answer has a span for each version that served it, and an episode three fields for each turn after the first.
+        """
         rollouts = _SLACK * group_size
         of_rollout = _FIELDS_OF_ROLLOUT + max_age_steps + 1 + 3 * (max_turns - 1)
         return cls(
@@ -60,11 +62,12 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def check_counts(data: bytes, num_travelled: int, limits: CountLimits) -> None:
-    """Raises Malformed where a serialised GroupBody exceeds the limits; one too small for that is not examined.
+    """Raises Malformed if a serialised GroupBody exceeds the limits; a body that is too small for that is not examined.
 
     Args:
-        data: decompressed.
-        num_travelled: length as received.
+        data: the decompressed body.
+        num_travelled: length of the body as received.
+        limits: bounds of the group.
     """
     if len(data) <= max(SMALL_BYTES, min(4 * num_travelled, MIDDLING_BYTES)):
         return  # the parser checks its form
@@ -76,7 +79,7 @@ def check_counts(data: bytes, num_travelled: int, limits: CountLimits) -> None:
 
 
 class _Walk:
-    """One pass over a message. Raises ValueError or IndexError for a wrong form, Malformed beyond a bound.
+    """One pass over a message, which raises ValueError or IndexError for a wrong form, Malformed beyond a bound.
 
     The parser merges repeated singular messages, so counts are totals over the whole group.
     """
@@ -90,7 +93,7 @@ class _Walk:
         self._totals: dict[tuple[int, int], int] = {}  # by depth and field: numbers, or bytes
 
     def message(self, at: int, end: int, depth: int) -> None:
-        """Counts the fields of data[at:end]."""
+        """Counts the fields of data[at:end], a message at this depth."""
         data, most = self._data, self._limits.fields
         while at < end:
             self._num_fields += 1
@@ -135,7 +138,7 @@ class _Walk:
             raise ValueError(f"{size} bytes in a short field")
 
     def _numbers(self, at: int, size: int) -> int:
-        """Count of packed varints; a field too long for any bound is not counted one by one."""
+        """Number of packed varints; for a field too long for any bound its size, without counting."""
         if size > _NUMBER_BYTES * max(self._prompt_tokens, self._limits.answer_tokens):
             return size
         return int(np.count_nonzero(self._bytes[at : at + size] < 0x80))

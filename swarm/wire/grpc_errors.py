@@ -1,7 +1,6 @@
 """gRPC errors: the table between this project's errors and gRPC status codes.
 
-Invariant: a peer can only cause Unavailable, Unauthenticated, NotHeld or TooLarge here; other errors cross the local
-socket alone.
+Invariant: a peer can only cause Unavailable, Unauthenticated, NotHeld or TooLarge; others cross only the local socket.
 """
 
 import asyncio
@@ -54,16 +53,17 @@ Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
 def status_of(error: Exception) -> grpc.StatusCode:
-    """The status code of an error."""
+    """The gRPC status code of an error; UNKNOWN if the table has none."""
     return next((code for kind, code in _TABLE if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
 
 
 def error_of(error: grpc.RpcError, what: str, *, is_made_here: bool = False) -> SwarmError:
-    """The error behind a failed call.
+    """The error that a failed call stands for; Unavailable if its code means no other.
 
     Args:
+        error: the error that gRPC raised.
         what: the call and its other end, for the message.
-        is_made_here: the other end is our own agent, whose errors are all passed on.
+        is_made_here: True if the other end is our own agent, whose errors all keep their kind.
     """
     call = error if isinstance(error, (grpc.aio.AioRpcError, grpc.Call)) else None
     code = grpc.StatusCode.UNKNOWN if call is None else call.code()
@@ -73,7 +73,7 @@ def error_of(error: grpc.RpcError, what: str, *, is_made_here: bool = False) -> 
 
 
 def rpc(method: Method) -> Method:
-    """Decorates a servicer's method: an error of this project ends the call with its status.
+    """Decorates a servicer's method: an error of this project, or a LookupError, ends the call with its status.
 
     Example:
         @rpc
@@ -95,7 +95,7 @@ def rpc(method: Method) -> Method:
 
 @contextmanager
 def calling(what: str, *kinds: type[SwarmError]) -> Generator[None]:
-    """Wraps reading a peer's answer: an error becomes one of `kinds`, or Unavailable."""
+    """Context for reading a peer's answer: an error becomes the one of `kinds` that it stands for, or Unavailable."""
     try:
         yield
     except grpc.RpcError as error:

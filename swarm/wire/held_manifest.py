@@ -1,6 +1,6 @@
 """Held manifest: the newest manifest seen of a run, stored with its signature in a node's or coordinator's directory.
 
-Invariant: what is loaded was signed by the key that it names. A damaged file stops the process, since continuing
+Invariant: a loaded manifest was signed by the key stored with it. A damaged file stops the process, since continuing
 without it could forget who may take part.
 """
 
@@ -23,7 +23,7 @@ Difference = tuple[str, str, str]
 
 
 def save_held(directory: Path, signed: SignedManifest) -> None:
-    """Stores a manifest in place of the held one. Raises StorageFull where it cannot be written."""
+    """Stores a manifest in place of the held one. Raises StorageFull if the file cannot be written."""
     texts = {"public_key": signed.public_key.hex(), "signature": signed.signature.hex()}
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def save_held(directory: Path, signed: SignedManifest) -> None:
 
 
 def load_held(directory: Path, run_id: str) -> SignedManifest | None:
-    """The held manifest, or None. Raises ConfigError for a damaged file."""
+    """The held manifest; None if there is none. Raises ConfigError for a damaged file, or one of another run."""
     path = directory / HELD
     try:
         kept: dict[str, Any] = read_json(path, 4 * MAX_MANIFEST_BYTES)
@@ -54,8 +54,8 @@ def with_held(config: NodeConfig, held: SignedManifest | None, own: EntryConfig 
     The node's own `denied` stays in force, and so does its own `established` unless that is `auto`.
 
     Args:
-        config: of the node, perhaps with values of an older manifest.
-        held: the newest manifest; None where none is followed.
+        config: configuration of the node, perhaps with values of an older manifest.
+        held: the newest manifest; None if the node follows none, which leaves `config` unchanged.
         own: `entry` of the node's own file; None: that of `config`.
     """
     if held is None:
@@ -69,10 +69,10 @@ def with_held(config: NodeConfig, held: SignedManifest | None, own: EntryConfig 
 
 
 def differences(config: NodeConfig, manifest: RunManifest) -> list[Difference]:
-    """Keys that must be equal on every node of a run but differ here.
+    """Keys that must be equal on every node of a run but differ here, sorted.
 
-    An environment is compared where both sides have one of that name, since a node may have further ones, and a
-    manifest cannot name all. The model may differ too.
+    An environment is compared if the manifest has one of the same name and the node exchanges its groups: a node may
+    have further ones. The model is not compared.
     """
     limits = manifest.limits
     found: list[tuple[str, object, object]] = [

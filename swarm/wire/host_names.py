@@ -1,6 +1,6 @@
-"""Connections to hosts by name, which anybody's advert may state.
+"""Connections to hosts by name, which any node's advert may state.
 
-Invariant: names are resolved in threads of their own, which delay neither other work of the node nor its end. An
+Invariant: each name is resolved in its own thread, which delays neither other work of the node nor its end. An
 unresponsive name server blocks a thread for up to half a minute, and the pool of asyncio (six threads on two cores)
 would stall all other work.
 """
@@ -18,13 +18,15 @@ _FREE: Final = threading.BoundedSemaphore(128)
 
 
 async def dial(host: str, port: int, source: str = "") -> socket.socket:
-    """A connected non-blocking socket, to the first of one address per family that answers.
+    """A connected non-blocking socket; tries one address of each family in turn.
 
     Args:
-        source: own address to call from; empty: any.
+        host: name or IP address.
+        port: TCP port.
+        source: own address to call from; "": any.
 
     Raises:
-        OSError: nobody answers.
+        OSError: the name does not resolve, or no address answers.
         ValueError: the host is no name.
     """
     resolve = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
@@ -41,7 +43,7 @@ async def dial(host: str, port: int, source: str = "") -> socket.socket:
 
 
 async def open_connection(host: str, port: int, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """`asyncio.open_connection` by way of `dial`. Raises OSError, or ValueError where the host is no name."""
+    """`asyncio.open_connection` by way of `dial`. Raises OSError, or ValueError if the host is no name."""
     return await asyncio.open_connection(sock=await dial(host, port), **options)
 
 

@@ -65,7 +65,7 @@ class JoinLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchedManifest:
-    """A verified manifest, and entry points of the directory."""
+    """A verified manifest, and bootstrap addresses of the directory."""
 
     signed: SignedManifest
     bootstrap_peers: tuple[str, ...]  # multiaddresses
@@ -78,11 +78,11 @@ class FetchedManifest:
 
 
 async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
-    """The run's manifest, from the first address of the link that answers within `timeout_s`.
+    """The run's manifest, from the first address of the link that answers; `timeout_s` bounds each step of a try.
 
     Raises:
-        ConfigError: the manifest is signed but breaks a bound.
-        Unauthenticated: another node than the link's coordinator answered.
+        ConfigError: the manifest is signed but breaks a bound, or is of another run.
+        Unauthenticated: no address gave the manifest, and at one of them another node answered, or the proof failed.
         Unavailable: no address answered.
     """
     failures: list[Unavailable] = []
@@ -125,7 +125,7 @@ def node_config_from_manifest(
 ) -> JsonDict:
     """Plain data of a node.toml for taking part in the run from `directory`. Raises ConfigError beyond a bound.
 
-    Without `entry.established`, so that a value there is the node's own; otherwise the newest manifest decides.
+    `entry.established` is left out: a value in the file would be the node's own, and override the newest manifest.
     """
     check_manifest(manifest)
     data: JsonDict = {

@@ -48,7 +48,7 @@ def draw_to_fields(draw: Draw) -> list[dict[str, Any]]:
 
 
 def draw_from_parts(header: Part, groups: Sequence[Part]) -> Draw:
-    """The draw of a header and its `num_groups` group messages."""
+    """The draw in a header and its group messages."""
     return Draw(
         step=header.step,
         groups=tuple(_drawn_from_message(part.group) for part in groups),

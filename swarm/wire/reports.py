@@ -1,6 +1,6 @@
-"""Heartbeats and advice between a node and the coordinator.
+"""Messages for heartbeats and advice between a node and the coordinator.
 
-Invariant: values from a message are finite and bounded, or None; neither side trusts the other.
+Invariant: values from a message are finite and bounded, or the message becomes None; neither side trusts the other.
 """
 
 import math
@@ -25,7 +25,7 @@ _MAX_COUNT: Final = 2**53
 
 
 def version_or_none(message: policy_pb2.PolicyVersion) -> PolicyVersion | None:
-    """A policy version within its bounds, or None."""
+    """The policy version in a message; None if it breaks a bound."""
     try:
         return version_from_message(message)
     except Malformed:
@@ -33,7 +33,10 @@ def version_or_none(message: policy_pb2.PolicyVersion) -> PolicyVersion | None:
 
 
 def report_to_heartbeat(report: NodeReport) -> pb.HeartbeatRequest:
-    """A node's figures as a heartbeat; the node id follows from the session."""
+    """A node's figures as a heartbeat, with at most MAX_EDGES edges and MAX_EVALUATIONS evaluations.
+
+    The node id is left out: it follows from the session.
+    """
     return pb.HeartbeatRequest(
         name=report.name,
         roles=[ROLE_NUMBERS[role] for role in report.roles],
@@ -60,7 +63,7 @@ def report_to_heartbeat(report: NodeReport) -> pb.HeartbeatRequest:
 
 
 def heartbeat_to_report(message: pb.HeartbeatRequest, node_id: NodeId) -> NodeReport | None:
-    """The figures of the session's node, or None where any is out of bounds."""
+    """The figures of the session's node; None if any is out of bounds."""
     head = version_or_none(message.head)
     floats = [message.tokens_per_s, message.reward_mean, *message.evaluations.values()]
     is_whole = (
@@ -126,7 +129,7 @@ def advice_to_message(advice: Advice) -> pb.HeartbeatResponse:
 
 
 def advice_from_message(message: pb.HeartbeatResponse) -> Advice | None:
-    """The coordinator's advice, or None where any of it is out of bounds."""
+    """The coordinator's advice; None if any of it is out of bounds."""
     weights = message.source_weights
     is_whole = (
         message.max_age_steps <= MAX_AGE_STEPS

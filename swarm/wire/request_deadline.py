@@ -1,8 +1,8 @@
 """Request deadline: a call whose request does not come in time ends.
 
-gRPC counts a call from its headers on and waits for its request for ever, so calls of headers alone can fill
-`maximum_concurrent_rpcs`: 40 connections without any key locked everybody out of a node. Invariant: calls that wait for
-their request are bounded in time, and in number for each subnet.
+gRPC counts a call from its headers on and waits for its request forever, so calls of headers alone can fill
+`maximum_concurrent_rpcs`: 40 connections without any key kept all other nodes out. Invariant: calls that wait for their
+request are bounded in time, and in number for each subnet.
 """
 
 import asyncio
@@ -28,14 +28,20 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
         timeout_s: float = REQUEST_TIMEOUT_S,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        """`refused`: called with each peer that calls an unknown method."""
+        """Creates the interceptor.
+
+        Args:
+            refused: called with each peer that calls an unknown method and the error; returns the error with its pause.
+            timeout_s: time within which the request of a call must arrive.
+            max_waiting: most calls of one subnet that wait for their request; beyond it the longest wait ends.
+        """
         self._refused = refused
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
         self._waiting = FairTable[str, asyncio.Timeout]()  # by subnet
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Turns a handler of one request into one of a request stream, and takes the first request."""
+        """Replaces a handler of one request by one of a request stream, which reads the request within the deadline."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return grpc.stream_unary_rpc_method_handler(self._refuse)

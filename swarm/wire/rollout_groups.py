@@ -1,7 +1,7 @@
 """Rollout groups to and from protobuf messages, with the bounds of every field that sizes something.
 
-Invariant: what `body_to_group` returns is structurally whole (lengths agree, ids fit int32, spans are ordered), whoever
-sent the message. Admission judges values that need the vocabulary, the task or the clock.
+Invariant: a group from `body_to_group` is structurally whole (lengths agree, ids fit int32, spans are ordered),
+whichever node sent the message. Admission judges values that need the vocabulary, the task or the clock.
 
 Shape letters: G rollouts, P prompt tokens, T response tokens, K trained tokens.
 """
@@ -63,7 +63,7 @@ _FINISH_BACK: Final = {number: reason for reason, number in _FINISH.items()}
 
 
 class Malformed(Exception):
-    """A message from outside breaks a bound; becomes a `Refused` value at the edge of this package."""
+    """Error of a message from outside that breaks a bound; becomes a `Refused` value at the edge of this package."""
 
     def __init__(self, reason: RefusalReason, detail: str) -> None:
         super().__init__(detail)
@@ -73,7 +73,7 @@ class Malformed(Exception):
 
 @lru_cache(maxsize=256)  # rewards and sampling parameters repeat, and formatting one costs more than all its checks
 def decimal(value: float) -> float:
-    """The shortest decimal with the same float32: 0.7 is 0.7 again after the wire."""
+    """The float of the shortest decimal with the same float32: 0.7 is 0.7 again after the wire."""
     return float(str(np.float32(value)))
 
 
@@ -148,7 +148,7 @@ def _fill_version(message: policy_pb2.PolicyVersion, version: PolicyVersion) -> 
 
 
 def _runs_of_mask(mask: BoolArray, is_all: bool) -> list[int]:
-    """[T] -> lengths of alternating runs, trained first (0 where the first token is not trained)."""
+    """[T] -> lengths of alternating runs, trained first (0 if the first token is not trained)."""
     if is_all:
         return [mask.size] if mask.size else []
     edges = np.flatnonzero(np.diff(mask)) + 1
@@ -160,7 +160,7 @@ def _runs_of_mask(mask: BoolArray, is_all: bool) -> list[int]:
 
 
 def version_from_message(message: policy_pb2.PolicyVersion) -> PolicyVersion:
-    """A policy version within its bounds. Raises Malformed (BAD_VERSION)."""
+    """The policy version in a message. Raises Malformed (BAD_VERSION) if it breaks a bound."""
     return _version(message.policy_id, message.step, message.digest)
 
 
@@ -174,11 +174,11 @@ def _version(policy_id: str, step: int, digest: bytes) -> PolicyVersion:
 
 
 def body_to_group(body: rollout_pb2.GroupBody, producer: NodeId) -> RolloutGroup:
-    """A group from a message of bounded size. Raises Malformed naming the bound.
+    """A group from a message of bounded size. Raises Malformed for a broken bound.
 
     Args:
-        body: hostile unless it came over the local socket.
-        producer: its author, as proven elsewhere.
+        body: the message; hostile unless it came over the local socket.
+        producer: the group's author, as proven elsewhere.
     """
     malformed = RefusalReason.MALFORMED
     for text in (body.run_id, body.policy_id, body.env, body.verifier):
@@ -278,7 +278,7 @@ def _token_ids(values: Sequence[int], what: str) -> IntArray:
 
 
 def _mask_of_runs(runs: Sequence[int], num_tokens: int) -> BoolArray:
-    """Run lengths -> bool [T]; only the first run may be empty."""
+    """Run lengths -> bool [T]; only the first run may be empty. Raises Malformed."""
     count = len(runs)
     if count > num_tokens + 1:
         raise Malformed(RefusalReason.BAD_TOKENS, f"{count} action runs for {num_tokens} tokens")
@@ -294,7 +294,7 @@ def _mask_of_runs(runs: Sequence[int], num_tokens: int) -> BoolArray:
 
 
 def _logprobs(data: bytes, mask: BoolArray) -> FloatArray | None:
-    """Bytes of [K] float32 -> [T] with NaN off the mask, or None for no bytes."""
+    """Bytes of [K] float32 -> [T] with NaN off the mask; None for no bytes. Raises Malformed."""
     if not data:
         return None
     expected = 4 * int(np.count_nonzero(mask))
@@ -308,7 +308,7 @@ def _logprobs(data: bytes, mask: BoolArray) -> FloatArray | None:
 
 
 def _byte_lengths(values: Sequence[int], num_tokens: int) -> IntArray | None:
-    """[T], or None for no values. Their sum is checked against the text later."""
+    """int32 [T]; None for no values. Their sum is checked against the text later. Raises Malformed."""
     if not values:
         return None
     _require(len(values) == num_tokens, RefusalReason.BAD_TOKENS, f"{len(values)} byte lengths of {num_tokens} tokens")

@@ -70,7 +70,7 @@ class ManifestLimits(Model):
 
 
 class RunManifest(Model):
-    """The run as its coordinator describes it: values that must be equal everywhere, and recommendations."""
+    """A run as its coordinator describes it: values that must be equal everywhere, and recommended settings."""
 
     format: Literal[1] = 1
     """Version of this schema."""
@@ -81,39 +81,39 @@ class RunManifest(Model):
     model: ModelConfig
     """Base model; its digest is that of the published tensors."""
     tokenizer_digest: str = ""
-    """Hex SHA-256 of the tokenizer; empty where the coordinator does not have it."""
+    """Hex SHA-256 of the tokenizer; "" if the coordinator does not have the tokenizer."""
     environments: tuple[EnvironmentConfig, ...] = Field(max_length=MAX_ENVIRONMENTS)
     """Every environment of the run."""
     generator: GeneratorConfig = GeneratorConfig()
-    """Recommended."""
+    """Recommended settings of generation."""
     replay: ReplayConfig = ReplayConfig()
-    """Recommended."""
+    """Recommended settings of the replay."""
     learner: LearnerConfig = LearnerConfig()
-    """Recommended."""
+    """Recommended settings of the learner."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Recommended."""
+    """Recommended settings of the evaluation."""
     trainer: str = ""
-    """Node id of the trainer that generators follow (`follow.policy`); empty: the only trainer that they find."""
+    """Node id of the trainer that generators follow (`follow.policy`); "": the only trainer that they find."""
     limits: ManifestLimits = ManifestLimits()
     """Shared bounds."""
     anchors: tuple[Anchor, ...] = Field(default=(), max_length=MAX_ANCHORS)
-    """Long-lived nodes (`exchange.anchors`): whoever joins reaches one of them, however many adverts lie."""
+    """Long-lived nodes (`exchange.anchors`): each joining node reaches one of them, however many adverts lie."""
     entry: EntryConfig = EntryConfig()
     """Rules of entry."""
     serial: int = Field(default=0, ge=0, le=MAX_SERIAL)
-    """Rises with every change that its key signs; 0 in releases that did not count."""
+    """Number that rises with every change signed by the same key; 0 in releases that did not count."""
     expires_at_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Wall clock from which on it is refused; 0: never."""
+    """Wall clock from which on the manifest is refused; 0: never."""
     next_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
-    """Fingerprint of the key that takes over when this one is lost or stolen; a key names it once."""
+    """Fingerprint of the key that takes over when the signing key is lost or stolen; a key names its successor once."""
 
     def to_bytes(self) -> bytes:
-        """UTF-8 JSON with sorted keys, the bytes that are signed."""
+        """The manifest as UTF-8 JSON with sorted keys: the bytes that are signed."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=True).encode()
 
 
 def manifest_of(node: NodeConfig, run_id: str, tokenizer_digest: str, created_at_s: float) -> RunManifest:
-    """The manifest of a run whose nodes start from `node`. Raises ConfigError naming the field."""
+    """The manifest of a run whose nodes start from `node`. Raises ConfigError, which names the field."""
     manifest = RunManifest(
         run_id=run_id,
         created_at_s=created_at_s,
@@ -137,7 +137,7 @@ def check_manifest(manifest: RunManifest) -> None:
     """Refuses a manifest that names code, data without a digest, or resources beyond the ceilings.
 
     Raises:
-        ConfigError: names the field and the reason.
+        ConfigError: the message names the field and the reason.
     """
     for index, env in enumerate(manifest.environments):
         _check_environment(f"manifest: environments.{index} ({env.name})", env)
@@ -193,7 +193,7 @@ def _check_environment(where: str, env: EnvironmentConfig) -> None:
 
 
 def _check_params(where: str, value: Any, depth: int = 0) -> None:
-    """Requires plain data of bounded depth, number and size, since params decide on the size of problems."""
+    """Requires plain data of bounded depth, number and size: params decide the size of problems. Raises ConfigError."""
     if isinstance(value, str):
         is_bounded = len(value) <= MAX_PARAM_CHARS
     elif isinstance(value, (int, float)):
@@ -243,8 +243,8 @@ def open_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint:
     """Opens a signed manifest from anywhere.
 
     Raises:
-        Unauthenticated: it was not signed by `fingerprint`.
-        ConfigError: it is signed, but over a bound, or of another run.
+        Unauthenticated: the manifest was not signed by `fingerprint`.
+        ConfigError: the manifest is too large, breaks a bound, or is of another run.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"manifest: {len(data)} bytes exceed {MAX_MANIFEST_BYTES}")
@@ -278,7 +278,7 @@ def check_succession(held: SignedManifest, new: SignedManifest) -> None:
     serial, but cannot name another successor.
 
     Raises:
-        Unauthenticated: gives both serials or keys.
+        Unauthenticated: the manifest is refused; the message names the serials or the keys.
     """
     before, after = held.manifest, new.manifest
     if new.key == before.next_key and new.key != held.key:
@@ -297,7 +297,7 @@ def check_succession(held: SignedManifest, new: SignedManifest) -> None:
 
 
 def write_toml(data: JsonDict, path: Path) -> None:
-    """Writes plain data as TOML, atomically; null values are left out."""
+    """Writes plain data as TOML, atomically; null values are left out. Raises OSError."""
     import tomlkit
 
     draft = path.with_name(f".{path.name}.draft")

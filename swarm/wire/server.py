@@ -1,7 +1,7 @@
 """Server side of sessions: authenticates callers, and starts a gRPC server with bounds.
 
 Invariant: every table is bounded in size and age, per subnet and in total, so unproven clients cost a bounded amount of
-memory and work. The party with most entries in a full table makes room for others.
+memory and work. In a full table the party with most entries makes room for the others.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ Refusal = TypeVar("Refusal", bound=SwarmError)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerLimits:
-    """Bounds of what callers may cost, authenticated or not."""
+    """Bounds on the cost of callers, authenticated or not."""
 
     # Largest request, refused before it is parsed: a relayed frame; all other requests between nodes are below 1 KB.
     # All concurrent calls together can pin 3 GB, those of connections without a key 1 GB for at most 10 s.
@@ -89,7 +89,7 @@ class _Session:
 
 
 class Sessions(pb_grpc.SessionServiceServicer):
-    """Proves our identity to clients, checks theirs, and keeps the node behind each connection."""
+    """Proves our identity to clients, checks theirs, and keeps the proven node behind each connection."""
 
     def __init__(
         self,
@@ -101,12 +101,16 @@ class Sessions(pb_grpc.SessionServiceServicer):
         require_entry: Callable[[NodeId, bytes], None] = lambda node_id, credential: None,
         turn_of: Callable[[str], AbstractAsyncContextManager[None]] = lambda peer: nullcontext(),
     ) -> None:
-        """The callables raise Unavailable to refuse a node.
+        """Creates the service with a new certificate.
 
         Args:
-            require_allowed: called at Hello and at every call.
-            require_entry: called at Hello, with the credential.
-            turn_of: turn of an unproven peer, for each call of SessionService.
+            identity: our identity, which signs each challenge.
+            run_id: the run that clients must name.
+            clock: clock of the sessions.
+            limits: bounds of the sessions and the server; None: the defaults.
+            require_allowed: called with the node id at Hello and at every call; raises Unavailable to refuse the node.
+            require_entry: called with node id and credential at Hello; raises Unavailable or Unauthenticated to refuse.
+            turn_of: context of each call of SessionService by an unproven peer; raises Unavailable to refuse.
         """
         self._turn_of = turn_of
         self._require_allowed = require_allowed
@@ -129,10 +133,10 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self._handshakes = RateLimiter[str](per_minute / 60.0, per_minute, MAX_SUBNETS)
 
     def require(self, context: Context) -> NodeId:
-        """The node that proved itself on this very connection.
+        """Id of the node that proved itself on this very connection.
 
         Raises:
-            Unauthenticated: no token, an unknown or expired one, or one of another connection.
+            Unauthenticated: the call has no token, an unknown or expired one, or one of another connection.
             Unavailable: the node is not allowed now.
         """
         metadata = cast(Sequence[tuple[str, Any]], context.invocation_metadata() or ())
@@ -150,10 +154,12 @@ class Sessions(pb_grpc.SessionServiceServicer):
     def refused(self, peer: str, error: Refusal, num: int = 1) -> Refusal:
         """The error of a refused call, with the pause before its answer.
 
-        Refusals are work too: a subnet gets few of them a second, and a connection that continues is cut.
+        Refusals are work too: a subnet gets few answers a second, and the connection of a peer that continues is cut.
 
         Args:
-            num: number of refusals that it counts for.
+            peer: the refused peer, in gRPC's form.
+            error: the error, whose `pause_s` is set.
+            num: number of refusals that the call counts for.
         """
         now_s = self._clock.monotonic_s()
         is_within = self._refusals.spend(peer, now_s, num)
@@ -175,7 +181,12 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
     @rpc
     async def Challenge(self, request: pb.ChallengeRequest, context: Context) -> pb.ChallengeResponse:
-        """Signs the client's nonce and our certificate, and gives a nonce for Hello."""
+        """Signs the client's nonce and our certificate, and returns a nonce for Hello.
+
+        Raises:
+            Unauthenticated: the client's nonce has another length than NONCE_BYTES.
+            Unavailable: the peer is refused a turn, or its subnet makes too many handshake calls.
+        """
         self._count_handshake(context.peer())
         async with self._in_turn(context.peer()):
             if len(request.client_nonce) != NONCE_BYTES:
@@ -191,7 +202,12 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
     @rpc
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloResponse:
-        """Checks the client's proof over the nonce of this connection and opens its session."""
+        """Checks the client's proof over the nonce of this connection, and opens its session.
+
+        Raises:
+            Unauthenticated: the proof, the run or the protocol version is wrong, or the node may not take part.
+            Unavailable: as for Challenge, or the node is not allowed now.
+        """
         self._count_handshake(context.peer())
         async with self._in_turn(context.peer()):
             node_id = self._prove(request, context.peer())
@@ -249,7 +265,11 @@ class Sessions(pb_grpc.SessionServiceServicer):
         return token
 
     def _make_room(self, subnet: str, now_s: float) -> None:
-        """Ends sessions that are over, else the oldest one of this subnet or of the subnet with most."""
+        """Ends expired and broken sessions, else the oldest one of this subnet or of the subnet with most.
+
+        Raises:
+            Unavailable: all places are taken, and no other subnet has more of them than this one.
+        """
         if now_s >= self._tidy_at_s:
             self._tidy_at_s = now_s + _TIDY_EVERY_S
             for session in list(self._sessions.values()):
@@ -284,7 +304,7 @@ class SessionServer:
         self._connections = connections
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls, and cancels running ones after `grace_s` seconds."""
+        """Refuses new calls, cancels running ones after `grace_s` seconds, and stops the limiter."""
         await self._server.stop(grace_s)
         await asyncio.to_thread(self._connections.stop)
 
@@ -292,7 +312,7 @@ class SessionServer:
 async def start_server(
     listen: str, sessions: Sessions, register: Sequence[Callable[[grpc.aio.Server], None]]
 ) -> tuple[SessionServer, int]:
-    """Starts a TLS server with SessionService and further services. Returns it and its port.
+    """Starts a TLS server with SessionService and further services; returns the server and its port.
 
     Args:
         listen: host:port; port 0 picks a free one.
@@ -300,7 +320,7 @@ async def start_server(
         register: each adds one service, e.g. `lambda s: add_ExchangeServiceServicer_to_server(servicer, s)`.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the server cannot listen on the address.
     """
     limits = sessions.limits
     num_connections = allow_descriptors(limits.connections)

@@ -54,17 +54,17 @@ NoteClock = Callable[[NodeId, float, float], None]  # server, its wall clock, ou
 
 
 def challenge_message(client_nonce: bytes, certificate_digest: bytes) -> bytes:
-    """The bytes that a server signs: 32 + 32."""
+    """The bytes that a server signs: nonce and certificate digest, 32 bytes each."""
     return client_nonce + certificate_digest
 
 
 def hello_message(server_nonce: bytes, certificate_digest: bytes, client: NodeId, server: NodeId, run_id: str) -> bytes:
-    """The bytes that a client signs: 4 x 32, then the run."""
+    """The bytes that a client signs: nonce, certificate digest, client and server, 32 bytes each, then the run."""
     return server_nonce + certificate_digest + bytes.fromhex(client) + bytes.fromhex(server) + run_id.encode()
 
 
 def check_protocol_version(other: str, version: int) -> None:
-    """Raises Unauthenticated for another protocol version."""
+    """Raises Unauthenticated if `version` is not ours; `other` names the other end in the message."""
     if version != PROTOCOL_VERSION:
         raise Unauthenticated(
             f"{other} speaks protocol version {version or 1}, this node {PROTOCOL_VERSION}: "
@@ -74,7 +74,7 @@ def check_protocol_version(other: str, version: int) -> None:
 
 @dataclass(eq=False, repr=False)
 class AuthenticatedChannel:
-    """A connection to a server that proved to be `node_id`, with our session on it."""
+    """A connection to a server that has to prove to be `node_id`, with our session on it."""
 
     channel: grpc.aio.Channel
     node_id: NodeId
@@ -93,7 +93,12 @@ class AuthenticatedChannel:
         self._is_closed = False
 
     async def metadata(self, timeout_s: float) -> Metadata:
-        """The session token to send with a call, renewed late in its life. Raises Unavailable, Unauthenticated."""
+        """The session token to send with a call; handshakes first, and again late in the session's life.
+
+        Raises:
+            Unavailable: the connection is closed, or the server does not answer.
+            Unauthenticated: a proof failed, the server's or ours.
+        """
         async with self._renewing:
             if not self._is_closed and self._clock.monotonic_s() >= self._renew_at_s:
                 await self._handshake(timeout_s)
@@ -102,10 +107,11 @@ class AuthenticatedChannel:
         return ((SESSION_KEY, self._token),)
 
     async def check_server(self, timeout_s: float) -> bytes:
-        """Makes the server prove its identity without showing ours; returns its nonce for Hello.
+        """Makes the server prove its identity without showing ours; returns the server's nonce for Hello.
 
         Raises:
-            Unavailable, Unauthenticated: it did not.
+            Unavailable: the server did not answer.
+            Unauthenticated: the server's proof is wrong, or is that of another node.
         """
         nonce = secrets.token_bytes(NONCE_BYTES)
         with calling(f"handshake with {self.node_id[:8]}", Unauthenticated):
@@ -172,17 +178,20 @@ async def open_channel(
     Args:
         endpoint: host:port.
         expected_node_id: identity that must answer there.
-        timeout_s: of the whole handshake.
-        credential: shown to be admitted. None shows nothing, not even our identity: only the server proves itself, for
-            calls that need no session.
+        identity: our own identity.
+        run_id: the run that both ends must take part in.
+        timeout_s: time limit of the whole handshake.
+        clock: monotonic clock of the session; None: the machine's.
+        credential: returns the credential that we show to be admitted. None shows nothing, not even our identity: only
+            the server proves itself, for calls that need no session.
         note_clock: called with the server's clock at each handshake.
-        socket_path: Unix socket that leads there; the endpoint is only a name for messages then.
+        socket_path: Unix socket that leads there; the endpoint is then only a name for messages.
         ping_s: seconds without a byte after which the other end is pinged.
-        is_prompt: the other end has only that long to answer a ping, instead of a minute.
+        is_prompt: the other end has only `ping_s` to answer a ping, instead of a minute.
 
     Raises:
-        Unavailable: nobody answered in time; names the endpoint.
-        Unauthenticated: another node answered, or our proof was refused; names the endpoint.
+        Unavailable: the server did not answer in time; the message names the endpoint.
+        Unauthenticated: another node answered, or our proof was refused; the message names the endpoint.
     """
     if not socket_path and not is_endpoint(endpoint):
         raise Unavailable(f"{endpoint!a} is not host:port")
@@ -287,7 +296,7 @@ async def fetch_certificate(endpoint: str, socket_path: str = "") -> bytes:
     """The certificate (DER) that a server shows to anyone. The caller sets the deadline.
 
     Raises:
-        Unavailable: nobody answers TLS with HTTP/2 there.
+        Unavailable: no server answers TLS with HTTP/2 there, or its certificate is too large.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

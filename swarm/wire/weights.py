@@ -1,7 +1,7 @@
-"""Weight sync messages: sealed manifests, credit, requests to watch a lineage, and canaries.
+"""Weight sync messages: sealed manifests, credit, requests to watch a lineage, and digests of chunks.
 
-Invariant: values from a message have the right form and are within bounds, whoever sent it. Signature and content of a
-manifest are checked by `swarm.weights.manifest.open_manifest`.
+Invariant: values from a message have the right form and are within bounds, whichever node sent it. Signature and
+content of a manifest are checked by `swarm.weights.manifest.open_manifest`.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def _malformed(detail: str) -> Malformed:
 
 
 def manifest_to_message(sealed: SealedManifest, max_bytes: int = MAX_MANIFEST_BYTES) -> policy_pb2.SealedManifest:
-    """A manifest as a message. Raises TooLarge beyond `max_bytes` of body, which no receiver would take."""
+    """A manifest as a message. Raises TooLarge for a body above `max_bytes`, which every receiver would refuse."""
     _require_size(sealed.body, max_bytes)
     return policy_pb2.SealedManifest(public_key=sealed.public_key, signature=sealed.signature, body=sealed.body)
 
@@ -47,7 +47,11 @@ def manifest_from_message(message: policy_pb2.SealedManifest, max_bytes: int = M
 
 
 def bounded_bodies(bodies: Iterable[bytes]) -> list[bytes]:
-    """Unsigned manifests for another process of the node. Raises TooLarge for too many or too large ones."""
+    """The bodies of unsigned manifests as a list, for another process of the node.
+
+    Raises:
+        TooLarge: there are more than MAX_PUBLISHED_MANIFESTS, or one exceeds MAX_LOCAL_MANIFEST_BYTES.
+    """
     checked = list(bodies)
     if len(checked) > MAX_PUBLISHED_MANIFESTS:
         raise TooLarge(f"{len(checked)} manifests of one version exceed {MAX_PUBLISHED_MANIFESTS}")
@@ -65,7 +69,7 @@ def _require_size(body: bytes, max_bytes: int) -> None:
 
 
 def watch_to_message(policy_id: str, window: int) -> pb.WatchRequest:
-    """A request to watch, its window capped at MAX_WINDOW."""
+    """A request to watch a lineage, with the window limited to 0 .. MAX_WINDOW."""
     return pb.WatchRequest(policy_id=policy_id, window=max(0, min(window, MAX_WINDOW)))
 
 
@@ -79,7 +83,7 @@ def watch_from_message(message: pb.WatchRequest) -> tuple[str, int]:
 
 
 def watched_to_message(item: SealedManifest | Credit) -> pb.WatchResponse:
-    """An item of a watch as a message. Raises TooLarge."""
+    """An item of a watch as a message. Raises TooLarge for a manifest above MAX_MANIFEST_BYTES."""
     if isinstance(item, Credit):
         return pb.WatchResponse(credit=pb.Credit(head_step=item.head_step, granted=item.granted))
     return pb.WatchResponse(manifest=manifest_to_message(item))
@@ -102,7 +106,7 @@ def watched_from_message(message: pb.WatchResponse) -> SealedManifest | Credit:
 
 
 def require_digest(digest: bytes) -> Digest:
-    """The digest of a request. Raises Malformed for another length."""
+    """The digest itself. Raises Malformed for another length than DIGEST_BYTES."""
     if len(digest) != DIGEST_BYTES:
         raise _malformed(f"digest of {len(digest)} bytes, expected {DIGEST_BYTES}")
     return digest
