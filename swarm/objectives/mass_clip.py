@@ -1,4 +1,5 @@
 """Bound on the influence of other nodes: scales the coefficients of their groups down to those of a typical own group.
+
 The clip follows the recipe and is the same for every recipe.
 
 Invariant: a newcomer's group has at most 1 / (I + J) of the mass of a typical step of own groups, and an established

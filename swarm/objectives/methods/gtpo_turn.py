@@ -1,8 +1,9 @@
 """Returns of turns (GTPO, group turn): a failure earns by its likeness to successes, slips cost, with a discount.
 
     r_k = R 1[k last] - .1 1[slip at k]; A_k = z over all turns of the group of sum_{j>=k} .9^(j-k) r_j; clip .2 / .28
-        R of a failure: .5 mean over the group's successes s of sim(c_i, c_s), c the texts of all turns, joined
-    A slip is a turn whose call cannot be parsed, or a first turn that calls nothing. Known from public code that quotes
+    R of a failure: .5 mean over the group's successes s of sim(c_i, c_s), c the texts of all turns, joined
+
+A slip is a turn whose call cannot be parsed, or a first turn that calls nothing. Known from public code that quotes
 sections 3.3 and 3.4 of the paper. Ours: sim is the cosine of counts of character trigrams (in the paper, of an
 embedding of the code); c is the text of the turns; a group without a success keeps its rewards; unbiased deviation.
 Clip and token mean are those of that code.

@@ -1,4 +1,5 @@
 """Turns of episodes: rewards, returns, statistics over turns that compare, and values of turns at their tokens.
+
 Invariant: statistics are of one group and count the turns that each rollout has; a single answer is an episode of one
 turn. Other nodes choose actions only: rewards, states and statuses are those of the replay here.
 Shape letters: N rollouts, L longest response in tokens, K most turns.
