@@ -1,7 +1,7 @@
 """Diagnosis of a node from the files in its directory: why it does not learn, and the fix.
 
-Invariant: only readers import this (`swarm why`, `swarm status`, `swarm watch`, the pages). A node writes figures and
-loads nothing of it. Rules are pure functions of a snapshot; nothing here writes or waits.
+Invariant: only readers import this package (`swarm why`, `swarm status`, `swarm watch`, the pages); a node writes
+figures and does not load it. Rules are pure functions of a snapshot; nothing here writes or waits.
 
 Example:
     findings = diagnose(read_snapshot(directory, time.time()))

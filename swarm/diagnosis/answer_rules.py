@@ -1,4 +1,4 @@
-"""Rules about answers, compared with the right ones of the file of questions and with each other.
+"""Rules about answers, compared with each other and with the right answers of the file of questions.
 
 Invariant: answers and right answers are only compared and counted; nothing of their text is shown.
 """
@@ -34,13 +34,13 @@ EVIDENCE: Final = "(groups.sqlite, and the file of questions)"
 
 
 def _worth(snapshot: Snapshot, kind: Callable[[AnsweredGroup], tuple[bool, ...]]) -> tuple[list[float], list[float]]:
-    """Rewards of answers of a kind, and of the others whose kind is known."""
+    """Returns the rewards of answers with a flag set, and of the other answers whose flag is known."""
     pairs = [pair for group in snapshot.answers for pair in zip(group.rewards, kind(group), strict=False)]
     return [reward for reward, flag in pairs if flag], [reward for reward, flag in pairs if not flag]
 
 
 def right_answers_unpaid(snapshot: Snapshot) -> Diagnosed | None:
-    """Right answers that are worth little, or less than others."""
+    """Finds right answers that are worth little, or less than others."""
     right, others = _worth(snapshot, lambda each: each.is_right)
     unpaid = [reward for reward in right if reward < UNPAID]
     few = FEW_UNPAID if len(unpaid) == len(right) else FEW_ANSWERS
@@ -68,13 +68,13 @@ def right_answers_unpaid(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _sigmas(one: list[float], other: list[float]) -> float:
-    """Distance of the mean of one above that of the other, in standard deviations of the difference."""
+    """Mean of `one` minus mean of `other`, in standard deviations of the difference."""
     noise = math.sqrt(variance(one) / len(one) + variance(other) / len(other))
     return (mean(one) - mean(other)) / max(noise, 1e-9)
 
 
 def answers_are_shifted(snapshot: Snapshot) -> Diagnosed | None:
-    """Answers that are right for the record before or after theirs."""
+    """Finds answers that are right for the record before or after their own."""
     num_right = snapshot.num_right
     beside = [flag for group in snapshot.answers for flag in group.is_of_neighbour]
     if sum(beside) < COMPARED or sum(beside) < 4 * num_right:
@@ -91,7 +91,7 @@ def answers_are_shifted(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def right_but_for_the_form(snapshot: Snapshot) -> Diagnosed | None:
-    """Answers that hold the right one, and are worth nothing for their form alone."""
+    """Finds answers that contain the right answer and are worth nothing because of their form."""
     right = snapshot.num_right
     nearly, others = _worth(snapshot, lambda each: each.is_nearly_right)
     if len(nearly) < FEW_ANSWERS or len(nearly) < NEARLY_SHARE * (len(nearly) + len(others)) or mean(nearly) > VISIBLE:
@@ -111,7 +111,7 @@ def right_but_for_the_form(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def right_answers_hold_more(snapshot: Snapshot) -> Diagnosed | None:
-    """Right answers that are whole solutions, where the result alone is answered and worth nothing."""
+    """Finds right answers in the file that contain more than the result, so that the result alone is worth nothing."""
     ends, _ = _worth(snapshot, lambda each: each.is_end_of_right)
     right, others = _worth(snapshot, lambda each: each.is_right)
     marked = {name for name, facts in snapshot.records.items() if facts.num_marked >= MOST * facts.num_records}
@@ -132,7 +132,7 @@ def right_answers_hold_more(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def paid_though_wrong(snapshot: Snapshot) -> Diagnosed | None:
-    """Answers with the full reward that neither are nor hold the right one: usual where several answers are right."""
+    """Finds fully paid answers that do not contain the right one; usual if several answers are right."""
     known = [
         (reward, any(flags))
         for group in snapshot.answers
@@ -156,7 +156,7 @@ def paid_though_wrong(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def one_answer(snapshot: Snapshot) -> Diagnosed | None:
-    """One and the same answer to every question."""
+    """Finds a model that gives the same answer to every question."""
     groups = [each for each in snapshot.answers if each.texts]
     texts = Counter(text for each in groups for text in each.texts)
     if len({(each.env, each.task_id) for each in groups}) < FEW_GROUPS or not texts:

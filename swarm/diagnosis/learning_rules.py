@@ -1,6 +1,6 @@
 """Rules about optimizer steps: too large, too small, too few, of groups that are too old, or of too few problems.
 
-Invariant: patience is a multiple of the time that the node itself took before, so that slow nodes get more.
+Invariant: time limits are multiples of the time that the node itself took before, so that slow nodes get more.
 """
 
 import math
@@ -62,7 +62,7 @@ LEAST_EVALUATED_S: Final = 10.0  # of a run that has just begun the first evalua
 
 
 def usual_rate(config: NodeConfig) -> float:
-    """Learning rate that is usual for such a model."""
+    """Learning rate that is usual for the configured kind of model."""
     is_small = config.model.lora_rank > 0 or is_char_model(config.model.source)
     return USUAL_SMALL_RATE if is_small else USUAL_RATE
 
@@ -71,7 +71,7 @@ def usual_rate(config: NodeConfig) -> float:
 
 
 def not_a_number(snapshot: Snapshot) -> Diagnosed | None:
-    """Steps that are skipped because loss or gradient is not finite."""
+    """Finds steps that are skipped because loss or gradient is not finite."""
     recent = snapshot.steps[-RECENT_STEPS:]
     bad = [step for step in recent if step.was_skipped and not math.isfinite(step.grad_norm + step.loss)]
     if not bad:
@@ -88,7 +88,7 @@ def not_a_number(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
-    """Steps that move the policy so far that it forgets."""
+    """Finds a learning rate above the usual one, with signs of harm."""
     config = snapshot.config
     if config is None or not snapshot.made:
         return None
@@ -111,7 +111,7 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def losses(snapshot: Snapshot) -> list[str]:
-    """Signs that the policy became worse, beyond chance."""
+    """Returns signs, in words, that the policy became worse beyond chance."""
     found: list[str] = []
     rewards = snapshot.course("reward_mean")
     if len(rewards) >= FEW_STEPS:
@@ -127,7 +127,7 @@ def losses(snapshot: Snapshot) -> list[str]:
 
 
 def leaps(snapshot: Snapshot) -> list[str]:
-    """Signs that single steps move the policy far."""
+    """Returns signs, in words, that single steps move the policy far."""
     recent, found = snapshot.made[-2 * RECENT_STEPS :], list[str]()
     guarded = [each for each in recent if each.diagnostics.get("guard_level", 0) >= 1 or _is_bounded(snapshot, each)]
     if len(recent) >= 5 and len(guarded) >= 0.3 * len(recent):
@@ -145,19 +145,19 @@ def leaps(snapshot: Snapshot) -> list[str]:
 
 
 def _is_bounded(snapshot: Snapshot, step: StepMade) -> bool:
-    """True where the guard allowed less age than the configuration."""
+    """True if the guard allowed less age at this step than the configuration."""
     allowed = step.diagnostics.get("guard_max_age_steps")
     return snapshot.config is not None and allowed is not None and allowed < snapshot.config.replay.max_age_steps
 
 
 def _moves(snapshot: Snapshot, steps: Sequence[StepMade]) -> list[float]:
-    """Nats by which a step or a few changed log-probs, where that was measured."""
+    """Returns `log_ratio_std`, in nats, of the steps whose groups are at least one step old on average."""
     aged = [step for step in steps if step.diagnostics.get("age_mean_steps", 0.0) >= 1]
     return snapshot.course("log_ratio_std", aged)
 
 
 def stillness(snapshot: Snapshot) -> list[str]:
-    """Signs that steps leave the policy as it is; empty where it moves, or too little is known."""
+    """Returns signs, in words, that steps do not change the policy; empty if they do, or too little is known."""
     made = snapshot.made
     if len(made) < FEW_STEPS:
         return []
@@ -172,7 +172,7 @@ def stillness(snapshot: Snapshot) -> list[str]:
 
 
 def learning_rate_too_low(snapshot: Snapshot) -> Diagnosed | None:
-    """Steps that leave the policy as it is, since the rate is far below the usual one."""
+    """Finds steps that do not change the policy because the learning rate is far below the usual one."""
     config, made = snapshot.config, snapshot.made
     if config is None or len(made) < FEW_STEPS:
         return None
@@ -189,13 +189,13 @@ def learning_rate_too_low(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def has_small_steps(snapshot: Snapshot) -> bool:
-    """True where steps move the policy less than usual, and rewards do not rise."""
+    """True if steps move the policy less than usual and rewards do not rise."""
     moves = _moves(snapshot, snapshot.made)
     return has_flat_reward(snapshot) and len(moves) >= 5 and middle(moves) <= SMALL
 
 
 def steps_change_nothing(snapshot: Snapshot) -> Diagnosed | None:
-    """Steps that leave the policy as it is, at a usual rate."""
+    """Finds steps that do not change the policy although the learning rate is usual."""
     config, still = snapshot.config, stillness(snapshot)
     if config is None or not still:
         return None
@@ -211,7 +211,7 @@ def steps_change_nothing(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def weights_decay(snapshot: Snapshot) -> Diagnosed | None:
-    """Weight decay that takes a visible part of every weight at each step."""
+    """Finds weight decay that takes a visible part of every weight at each step."""
     if snapshot.config is None or not snapshot.made:
         return None
     learner = snapshot.config.learner
@@ -231,7 +231,7 @@ def weights_decay(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def gets_worse(snapshot: Snapshot) -> Diagnosed | None:
-    """A policy that was better before."""
+    """Finds a policy that became worse."""
     found = losses(snapshot)
     if not found:
         return None
@@ -245,7 +245,7 @@ def gets_worse(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def tokens_left_out(snapshot: Snapshot) -> Diagnosed | None:
-    """Steps of which the recipe or the guard clips or masks most tokens, or trains none."""
+    """Finds steps in which recipe or guard clip or mask most tokens, or train none."""
     recent = snapshot.steps[-RECENT_STEPS:]
     num_empty = sum(not step.num_tokens or step.grad_norm < 1e-9 for step in recent)
     clipped, masked = (middle(snapshot.course(name, recent)) for name in ("clip_share", "masked_share"))
@@ -262,7 +262,7 @@ def tokens_left_out(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def learns_nothing(snapshot: Snapshot) -> Diagnosed | None:
-    """Many steps after which the reward is where it was; a hard task looks the same."""
+    """Finds many steps without a rise of the reward; a hard task looks the same."""
     rewards = snapshot.course("reward_mean")
     third = len(rewards) // 3
     if len(rewards) < MANY_STEPS:
@@ -281,7 +281,7 @@ def learns_nothing(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _sigmas_below(now: PolicyEvaluated, best: PolicyEvaluated) -> float:
-    """Distance in standard deviations of the difference of two binomials."""
+    """Fall of the accuracy from `best` to `now`, in standard deviations of the difference of two binomials."""
     total = now.num_problems + best.num_problems
     pooled = (now.accuracy * now.num_problems + best.accuracy * best.num_problems) / max(1, total)
     spread = pooled * (1 - pooled) * (1 / max(1, now.num_problems) + 1 / max(1, best.num_problems))
@@ -289,7 +289,7 @@ def _sigmas_below(now: PolicyEvaluated, best: PolicyEvaluated) -> float:
 
 
 def _falls(snapshot: Snapshot) -> list[tuple[Sequence[PolicyEvaluated], PolicyEvaluated]]:
-    """Held-out courses that are far below their best, and that best."""
+    """Returns (evaluations, best evaluation) of every held-out course that is now far below its best."""
     found: list[tuple[Sequence[PolicyEvaluated], PolicyEvaluated]] = []
     for (_, split), evaluations in snapshot.evaluations.items():
         course = list(evaluations)
@@ -311,7 +311,7 @@ def _fall_words(course: Sequence[PolicyEvaluated], best: PolicyEvaluated) -> str
 
 
 def overfits(snapshot: Snapshot) -> Diagnosed | None:
-    """Held-out success that falls while the reward in training rises."""
+    """Finds held-out success that falls while the reward in training rises."""
     rewards = [(step.step, step.diagnostics.get("reward_mean", math.nan)) for step in snapshot.made]
     for course, best in _falls(snapshot):
         then = mean([value for step, value in rewards if abs(step - best.step) <= FEW_STEPS and math.isfinite(value)])
@@ -328,7 +328,7 @@ def overfits(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def held_out_falls(snapshot: Snapshot) -> Diagnosed | None:
-    """Held-out success that is far below its best."""
+    """Finds held-out success that is far below its best."""
     falls, others = _falls(snapshot), events_of(OthersSetAside, snapshot.events)
     is_set_aside = bool(others) and not others[-1].is_over
     if not falls and not is_set_aside:
@@ -344,7 +344,7 @@ def held_out_falls(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _has_held_out_stayed(snapshot: Snapshot) -> bool:
-    """True where rewards in training rise far, and held-out success stays."""
+    """True if rewards in training rise far while held-out success stays."""
     rewards = snapshot.course("reward_mean")
     courses = [course for (_, split), course in snapshot.evaluations.items() if split == "held_out" and len(course) > 1]
     fifth = len(rewards) // 5
@@ -354,7 +354,7 @@ def _has_held_out_stayed(snapshot: Snapshot) -> bool:
 
 
 def few_questions(snapshot: Snapshot) -> Diagnosed | None:
-    """The same few questions again and again, which help with no others."""
+    """Finds training on the same few questions, which helps with no other questions."""
     groups = [each for each in snapshot.answers if each.texts]
     count = len({(each.env, each.prompt) for each in groups})
     if len(groups) < FEW_GROUPS or count > min(FEW_QUESTIONS, len(groups) * 2 / 3):
@@ -375,7 +375,7 @@ def few_questions(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def stale(snapshot: Snapshot) -> Diagnosed | None:
-    """Own groups that are too old when a draw could take them: by steps, or by the clock."""
+    """Finds own groups that are too old, by steps or by the clock, when a draw could take them."""
     if (waiting := _too_slow_for_the_clock(snapshot)) is not None:
         return waiting
     draws, bounds = snapshot.draws[-2 * RECENT_STEPS :], snapshot.config and snapshot.config.replay
@@ -419,7 +419,7 @@ def stale(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _too_slow_for_the_clock(snapshot: Snapshot) -> Diagnosed | None:
-    """Groups with signal that come so slowly that the first is too old when the last comes."""
+    """Finds groups with signal that come so slowly that the first one of a step is too old when the last one comes."""
     config, (_, num_with_signal, _, _), since_s = snapshot.config, snapshot.own, snapshot.idle_s
     if config is None or since_s <= 0 or num_with_signal < max(8, 2 * config.replay.local_groups):
         return None
@@ -438,7 +438,7 @@ def _too_slow_for_the_clock(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def buffer_too_small(snapshot: Snapshot) -> Diagnosed | None:
-    """A replay buffer that cannot hold the groups of one step."""
+    """Finds a replay buffer that cannot hold the groups of one step."""
     if snapshot.config is None or snapshot.is_finished or not snapshot.is_trainer:
         return None
     if snapshot.steps and snapshot.steps[-1].was_skipped:
@@ -460,7 +460,7 @@ def buffer_too_small(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def all_set_aside(snapshot: Snapshot) -> Diagnosed | None:
-    """A guard that set every source of the newest draws aside, or keeps the learner at its safe recipe."""
+    """Finds a guard that set every source of the newest draws aside, or keeps the learner at its safe recipe."""
     figures = snapshot.guard
     words, recent = set_aside_words(figures), snapshot.steps[-RECENT_STEPS:]
     idle_s = snapshot.stepless_s
@@ -483,7 +483,7 @@ def all_set_aside(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def set_aside_words(figures: dict[str, float]) -> str:
-    """Figures by which the guard set every source aside, in words; "" where it did not."""
+    """Describes, by its figures, a guard that set every source aside; "" without figures."""
     if not figures:
         return ""
     measured = ", ".join(
@@ -501,7 +501,7 @@ def set_aside_words(figures: dict[str, float]) -> str:
 
 
 def waiting_words(snapshot: Snapshot) -> str:
-    """Groups that the learner waits for, where none of those that came let it make a step; "" otherwise."""
+    """Describes the groups since the newest step, if none of them can be learned from; else ""."""
     if snapshot.value("own_since_step", None) is not None:
         num_put, num_with_signal, num_unscored, error = snapshot.own
         if not num_put + num_unscored or num_with_signal:
@@ -517,7 +517,7 @@ def waiting_words(snapshot: Snapshot) -> str:
 
 
 def no_steps(snapshot: Snapshot) -> Diagnosed | None:
-    """Neither a step nor a group nor a sign of work for longer than the limit, or many own groups without signal."""
+    """Finds a node without step, group or sign of work for longer than the limit, or with many groups of no signal."""
     if snapshot.status is None or snapshot.is_finished or snapshot.only_relays:
         return None
     idle_s = snapshot.stepless_s
@@ -538,9 +538,9 @@ def no_steps(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _is_at_work(snapshot: Snapshot, idle_s: float) -> bool:
-    """True where a step of a slow machine takes its time: the worker advanced of late, and waits for nobody.
+    """True if the worker of a slow machine is still at work on a step: it advanced recently and waits for nobody.
 
-    Work for steps that the guard rejects does not count, nor does any that leads to no step for very long.
+    Work does not count while the guard sets every source aside, nor after PATIENT times the limit without a step.
     """
     sign = Activity.read(snapshot.value("worker", None))
     if sign is None or sign.what.startswith(WAITING) or idle_s > PATIENT * snapshot.max_idle_s:
@@ -550,9 +550,9 @@ def _is_at_work(snapshot: Snapshot, idle_s: float) -> bool:
 
 
 def overdue(snapshot: Snapshot, kind: type[Event], *besides: type[Event]) -> tuple[float, float] | None:
-    """Seconds since the newest event of a kind, and those usual between two; None where it is not overdue.
+    """Returns (seconds since the newest event, usual seconds between two events of the kind); None if not overdue.
 
-    Events of the kinds `besides` are work, too: patience is of the longest time between any of them.
+    Events of the kinds `besides` count as work too: the limit is a multiple of the longest time between any events.
     """
     since = snapshot.started_at_s or 0.0
     worked = [event for event in snapshot.events if isinstance(event, (kind, *besides)) and event.at_s >= since]
@@ -566,7 +566,7 @@ def overdue(snapshot: Snapshot, kind: type[Event], *besides: type[Event]) -> tup
 
 
 def halted(snapshot: Snapshot) -> Diagnosed | None:
-    """A node that made steps, or groups, and makes none any more."""
+    """Finds a node that made steps or groups before and has stopped making them."""
     if snapshot.is_finished or snapshot.only_relays or snapshot.value("is_loading", False):
         return None
     if snapshot.paused_since_s is not None or snapshot.idle_s < LEAST_S:  # the status has events that were lost
@@ -592,7 +592,7 @@ def halted(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def barrier_waits(snapshot: Snapshot) -> Diagnosed | None:
-    """Steps that each wait for the slowest node."""
+    """Finds steps that wait for the slowest node at a barrier."""
     recent, span_s = snapshot.made[-RECENT_STEPS:], snapshot.recent_span_s
     waited_s = sum(step.seconds.get("draw_wait_s", step.seconds.get("draw_wait", 0.0)) for step in recent)
     if snapshot.config is None or not snapshot.config.replay.barrier or len(recent) < 5 or waited_s < 0.8 * span_s:
@@ -606,7 +606,7 @@ def barrier_waits(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def step_needs_many(snapshot: Snapshot) -> Diagnosed | None:
-    """Own groups with signal that come so slowly that a step takes very long."""
+    """Finds steps that take very long because own groups with signal come slowly."""
     config, num_with_signal, idle_s = snapshot.config, snapshot.own[1], snapshot.idle_s
     if config is None or snapshot.is_finished or idle_s < PATIENCE_S or not snapshot.attempts:
         return None
@@ -622,13 +622,13 @@ def step_needs_many(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def waits_for_groups(snapshot: Snapshot) -> bool:
-    """True where steps wait for groups most of the time: generation is the larger part of much honest work."""
+    """True if steps wait for groups more than half of the time; healthy nodes may do so too."""
     waited_s = sum(step.seconds.get("draw_wait", 0.0) for step in snapshot.made[-RECENT_STEPS:][1:])
     return waited_s > 0.5 * snapshot.recent_span_s > 0
 
 
 def has_no_product_yet(snapshot: Snapshot) -> bool:
-    """True where neither a step nor, of a generator, a group came since the start; a large model takes minutes."""
+    """True if no step (for a generator, no group) was made since the start; large models take minutes."""
     if snapshot.up_s < PATIENCE_S or snapshot.is_finished or snapshot.value("is_loading", False):
         return False
     if snapshot.is_trainer:
@@ -638,7 +638,7 @@ def has_no_product_yet(snapshot: Snapshot) -> bool:
 
 
 def evaluations_take_time(snapshot: Snapshot) -> Diagnosed | None:
-    """Evaluations that take more time than steps."""
+    """Finds evaluations that take more time than steps."""
     took_s = whole_s = before_s = 0.0
     for event in snapshot.events:
         if isinstance(event, NodeStarted):
@@ -660,7 +660,7 @@ def evaluations_take_time(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def slow_compute_dtype(snapshot: Snapshot) -> Diagnosed | None:
-    """Passes in bfloat16 on a machine that has no hardware for it."""
+    """Finds passes in bfloat16 on a machine that has no hardware for it."""
     since = snapshot.value("started_at_s", snapshot.now_s) - LONG_STEP_S / 2
     noted = [each for each in snapshot.warnings if each.message == SLOW_DTYPE and each.at_s >= since]
     if not noted:

@@ -40,13 +40,13 @@ def _peers(snapshot: Snapshot) -> list[str]:
 
 
 def _differences(snapshot: Snapshot) -> list[Difference] | None:
-    """Differences from the run's manifest; None where the node holds none."""
+    """Returns the differences from the run's manifest; None if the node has no manifest."""
     found: list[Difference] | None = (snapshot.status or {}).get("differs_from_run")
     return found
 
 
 def differs_from_run(snapshot: Snapshot) -> Diagnosed | None:
-    """Settings of this node that are not those of its run's manifest."""
+    """Finds settings of this node that differ from its run's manifest."""
     found = _differences(snapshot)
     if not found:
         return None
@@ -61,7 +61,7 @@ def differs_from_run(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def clock_is_wrong(snapshot: Snapshot) -> Diagnosed | None:
-    """Another time than that of coordinator and peers."""
+    """Finds a clock that differs from those of coordinator and peers."""
     finding = snapshot.value("clock", "")
     if not finding:
         return None
@@ -72,7 +72,7 @@ def clock_is_wrong(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def coordinator_refuses(snapshot: Snapshot) -> Diagnosed | None:
-    """A coordinator that does not let this node in."""
+    """Finds a coordinator that does not let this node in."""
     refusal = snapshot.value("coordinator_refusal", "")
     if not refusal:
         return None
@@ -97,7 +97,7 @@ def coordinator_refuses(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def coordinator_away(snapshot: Snapshot) -> Diagnosed | None:
-    """A coordinator that does not answer; a node with peers works without it."""
+    """Finds a coordinator that does not answer; a node with peers works without it."""
     is_away = (snapshot.status or {}).get("is_coordinator_reachable") is False
     if not is_away or snapshot.up_s < PATIENCE_S:
         return None
@@ -110,7 +110,7 @@ def coordinator_away(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def coordinator_alarm(snapshot: Snapshot) -> Diagnosed | None:
-    """Late groups that the coordinator sees far off policy at many nodes."""
+    """Finds late groups that the coordinator sees far off policy at many nodes."""
     if snapshot.value("advice", "ok") != "alarm":
         return None
     return Diagnosed(
@@ -123,7 +123,7 @@ def coordinator_alarm(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def turns_others_away(snapshot: Snapshot) -> Diagnosed | None:
-    """An entry rule that lets no caller in."""
+    """Finds an entry rule of this node that refuses every caller."""
     count = snapshot.value("num_entry_refused", 0)
     if count < FEW_CALLERS or _peers(snapshot):
         return None
@@ -137,7 +137,7 @@ def turns_others_away(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def cannot_dial(snapshot: Snapshot) -> Diagnosed | None:
-    """Addresses of others that do not answer."""
+    """Finds addresses of others that do not answer."""
     dials: dict[str, int] = snapshot.value("dials", {})
     failed = dials.get("failed", 0)
     if _peers(snapshot) or not failed or dials.get("answered", 0) or snapshot.up_s < PATIENCE_S / 2:
@@ -152,7 +152,7 @@ def cannot_dial(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def nobody_can_dial(snapshot: Snapshot) -> Diagnosed | None:
-    """An announced address of this machine alone, while the run is elsewhere."""
+    """Finds an announced address that only this machine can reach, while the run is on other machines."""
     config, endpoints = snapshot.config, snapshot.value("endpoints", list[str]())
     if config is None or not snapshot.has_others:
         return None
@@ -173,7 +173,7 @@ def nobody_can_dial(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def no_relay(snapshot: Snapshot) -> Diagnosed | None:
-    """A node that others cannot dial, without a reservation at a relay."""
+    """Finds a node that others cannot dial, without a reservation at a relay."""
     reach: dict[str, Any] = snapshot.value("reach", {})
     if reach.get("kind") != "outward" or reach.get("relays") or snapshot.up_s < PATIENCE_S / 2:
         return None
@@ -186,7 +186,7 @@ def no_relay(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def directory_is_off(snapshot: Snapshot) -> Diagnosed | None:
-    """Other nodes in the configuration of a node that runs alone."""
+    """Finds a configuration that names other nodes although the node runs alone."""
     config = snapshot.config
     if config is None or config.directory.kind != "none":
         return None
@@ -203,13 +203,13 @@ def directory_is_off(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def is_lonely(snapshot: Snapshot) -> bool:
-    """True where a node that looks for others has no peer after a while; the first node of a run has none either."""
+    """True if a node that looks for others has no peer after a while; the first node of a run looks the same."""
     is_done = snapshot.is_finished or snapshot.up_s < PATIENCE_S / 3
     return snapshot.has_others and not is_done and not _peers(snapshot)
 
 
 def alone(snapshot: Snapshot) -> Diagnosed | None:
-    """A node that looks for others and has found none, or has none any more."""
+    """Finds a node that looks for others and has found none, or has lost all of them."""
     config = snapshot.config
     if config is None or snapshot.following is not None or snapshot.up_s < PATIENCE_S or not is_lonely(snapshot):
         return None
@@ -246,14 +246,14 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusalFamily:
-    """A rule about reasons of refusal that share a fix; the claim tells the commonest of them."""
+    """A rule about reasons of refusal that share a fix; the claim names the most frequent reason."""
 
     claim: str  # with {why} and {keys}
     fix: str  # with {who}, {config} and {start}
     words: dict[RefusalReason, str]  # reason -> why, and after a `|` the keys that must be equal
 
     def __call__(self, snapshot: Snapshot) -> Diagnosed | None:
-        """The finding about these refusals; None where they are few beside the groups that came."""
+        """Applies the rule: the finding about these refusals; None if their number or share is small."""
         present = sorted((each for each in self.words if snapshot.refused[each]), key=lambda r: -snapshot.refused[r])
         count = snapshot.refused_of(*present)
         share = _share(snapshot, count)
@@ -333,13 +333,13 @@ others_refused: Final = RefusalFamily(
 
 
 def _share(snapshot: Snapshot, num_refused: int) -> float:
-    """Share of refused groups in those of others that came; copies are left out."""
+    """Share of `num_refused` in the groups of others that came, except harmless refusals such as copies."""
     total = snapshot.num_admitted + sum(snapshot.refused.values()) - snapshot.refused_of(*HARMLESS)
     return num_refused / max(1, total)
 
 
 def _by(snapshot: Snapshot, *reasons: RefusalReason) -> tuple[list[NodeId], str]:
-    """Producers of refused groups, most first, and the same in words."""
+    """Returns the producers of groups refused for these reasons, the most frequent first, and the same in words."""
     counts = Counter[NodeId]()
     for reason in reasons:
         counts.update(snapshot.refused_by.get(str(reason), Counter()))
@@ -353,9 +353,9 @@ def _counts(snapshot: Snapshot, *reasons: RefusalReason) -> str:
 
 
 def nobody_agrees(snapshot: Snapshot) -> Diagnosed | None:
-    """Groups of others of which none fits this node: `swarm status` says nothing of a few odd peers.
+    """Finds groups of others that are refused for their settings, environments or tokens, if none was admitted.
 
-    Only where none was admitted: groups of strangers must not make a node that learns from others look broken.
+    With an admitted group nothing is found: strangers must not make a node that learns from others look broken.
     """
     if snapshot.num_admitted:
         return None
@@ -364,7 +364,7 @@ def nobody_agrees(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def come_too_late(snapshot: Snapshot) -> Diagnosed | None:
-    """Groups of others that are too old when they come, or from the future."""
+    """Finds groups of others that are too old when they come, or from the future."""
     reasons = (RefusalReason.TOO_OLD, RefusalReason.FROM_THE_FUTURE)
     late, future = (snapshot.refused[reason] for reason in reasons)
     share = _share(snapshot, late + future)
@@ -387,7 +387,7 @@ def come_too_late(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def liar(snapshot: Snapshot) -> Diagnosed | None:
-    """Rewards claimed by a peer that are not those of the verifier here."""
+    """Finds rewards claimed by a peer that are not those of the verifier here."""
     reasons = (RefusalReason.FALSE_REWARD, RefusalReason.VERIFIER_FAILED)
     count, num_false = snapshot.refused_of(*reasons), snapshot.refused[RefusalReason.FALSE_REWARD]
     if count < 3 or num_false < count / 2:  # else `others_refused`: nobody knows what they are worth
@@ -414,7 +414,7 @@ def liar(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def no_external(snapshot: Snapshot) -> Diagnosed | None:
-    """Connected peers of whose groups none is learned from."""
+    """Finds connected peers whose groups are never learned from."""
     config = snapshot.config
     followers = snapshot.value("followers", dict[str, object]())  # their groups are of our own policy
     peers = [peer for peer in _peers(snapshot) if peer not in followers]
@@ -450,7 +450,7 @@ def no_external(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def newcomers(snapshot: Snapshot) -> Diagnosed | None:
-    """Others that are all newcomers here, who together fill an eighth of the places."""
+    """Finds other nodes that are all newcomers here, so that they share an eighth of the places."""
     standing: dict[str, str] = snapshot.value("standing", {})
     config = snapshot.config
     if config is None or not standing or not config.replay.external_groups or not snapshot.is_trainer:
@@ -477,7 +477,7 @@ def _evidence(following: JsonDict) -> tuple[str, ...]:
 
 
 def no_trainer(snapshot: Snapshot) -> Diagnosed | None:
-    """A generator that has chosen nobody to follow, or somebody who publishes nothing."""
+    """Finds a generator that has chosen nobody to follow, or somebody who publishes nothing."""
     following = snapshot.following
     if following is None:
         return None
@@ -506,7 +506,7 @@ def no_trainer(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def trainer_away(snapshot: Snapshot) -> Diagnosed | None:
-    """A followed trainer that is not connected."""
+    """Finds a followed trainer that is not connected."""
     following = snapshot.following
     if following is None or not following["policy"] or following["is_trainer_connected"]:
         return None
@@ -521,7 +521,7 @@ def trainer_away(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def versions_refused(snapshot: Snapshot) -> Diagnosed | None:
-    """Versions of the trainer that the engine does not take."""
+    """Finds versions of the trainer that the engine does not take."""
     following = snapshot.following
     failed, applied = events_of(ApplyFailed, snapshot.events), events_of(VersionApplied, snapshot.events)
     newest = failed[-1] if failed and (not applied or failed[-1].at_s > applied[-1].at_s) else None
@@ -546,7 +546,7 @@ def versions_refused(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def no_weights_yet(snapshot: Snapshot) -> Diagnosed | None:
-    """A connected trainer of which no version is served."""
+    """Finds a connected trainer none of whose versions is served yet."""
     following = snapshot.following
     if following is None or not following["is_trainer_connected"] or following["served_step"] is not None:
         return None
@@ -560,7 +560,7 @@ def no_weights_yet(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def no_credit(snapshot: Snapshot) -> Diagnosed | None:
-    """A connected trainer that grants nothing."""
+    """Finds a connected trainer that grants nothing."""
     following = snapshot.following
     if following is None or not following["is_trainer_connected"] or following["served_step"] is None:
         return None
@@ -584,7 +584,7 @@ def no_credit(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def equivocated(snapshot: Snapshot) -> Diagnosed | None:
-    """A trainer that signed two versions of one step."""
+    """Finds a trainer that signed two versions of one step."""
     events = events_of(OwnerEquivocated, snapshot.events)
     if snapshot.following is None or not events:
         return None
@@ -599,7 +599,7 @@ def equivocated(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def not_published(snapshot: Snapshot) -> Diagnosed | None:
-    """A trainer that cannot offer its versions."""
+    """Finds a trainer that cannot offer its versions."""
     events = events_of(VersionUnpublished, snapshot.events)
     if not events or events[-1].step < snapshot.value("published_step", -1):
         return None
@@ -612,7 +612,7 @@ def not_published(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def nobody_follows(snapshot: Snapshot) -> Diagnosed | None:
-    """A trainer that leaves generation to others and has no follower."""
+    """Finds a trainer that leaves generation to others and has no follower."""
     config = snapshot.config
     if config is None or Role.GENERATOR in config.roles or Role.TRAINER not in config.roles or snapshot.is_finished:
         return None

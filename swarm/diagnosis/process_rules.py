@@ -129,7 +129,7 @@ KNOWN_ERRORS: Final = (  # name, words of the system as a regular expression, cl
 
 
 def broken_configuration(snapshot: Snapshot) -> Diagnosed | None:
-    """A node.toml that cannot be read."""
+    """Finds a node.toml that cannot be read."""
     if not snapshot.config_error or snapshot.runs:
         return None
     return Diagnosed(
@@ -140,7 +140,7 @@ def broken_configuration(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def file_missing(snapshot: Snapshot) -> Diagnosed | None:
-    """A file of questions that was moved or deleted."""
+    """Finds a file of questions that was moved or deleted."""
     if not snapshot.missing_files or snapshot.is_finished:
         return None
     path = shortened(snapshot.missing_files[0])
@@ -153,7 +153,7 @@ def file_missing(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def process_stopped(snapshot: Snapshot) -> Diagnosed | None:
-    """A signal that holds a process of the node."""
+    """Finds processes of the node that a signal has stopped."""
     if not snapshot.runs or not snapshot.stopped_pids:
         return None
     pid = snapshot.value("pid", 0)
@@ -166,13 +166,13 @@ def process_stopped(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _has_status_no_room(snapshot: Snapshot) -> bool:
-    """True where status.json is old because the disk is full, as the node logged since."""
+    """True if status.json is old because the disk is full, by a later entry in the node's log."""
     at_s = snapshot.value("at_s", 0.0)
     return any(each.message == STATUS_WITHOUT_ROOM and each.at_s >= at_s for each in snapshot.warnings)
 
 
 def disk_full(snapshot: Snapshot) -> Diagnosed | None:
-    """Writes that find no room on the disk, or in the budget of the group store."""
+    """Finds writes that find no room on the disk, or in the budget of the group store."""
     full = [event for event in events_of(DiskFull, snapshot.events) if "[Errno 2]" not in event.error]  # a folder gone
     newest = full[-1] if full else None
     is_recent = newest is not None and snapshot.at_s - newest.at_s <= FULL_FOR_S
@@ -203,7 +203,7 @@ def disk_full(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _unwritten_s(snapshot: Snapshot) -> float:
-    """Age of a status that should be new; 0 where it is new, or `disk_full` says why it is not."""
+    """Age in seconds of a running node's status, if too old; 0 if it is new, or if a full disk explains the age."""
     age_s = snapshot.now_s - snapshot.value("at_s", snapshot.now_s)
     is_old = snapshot.runs and snapshot.status is not None and age_s > STALE_AFTER_S
     return age_s if is_old and not _has_status_no_room(snapshot) else 0.0
@@ -214,7 +214,7 @@ def _silent_s(snapshot: Snapshot) -> float:
 
 
 def hangs(snapshot: Snapshot) -> Diagnosed | None:
-    """A process that is there and writes nothing."""
+    """Finds a process that is alive but writes nothing."""
     unwritten_s, pid = _unwritten_s(snapshot), snapshot.value("pid", 0)
     if not unwritten_s or _silent_s(snapshot) <= STALE_AFTER_S:
         return None
@@ -226,7 +226,7 @@ def hangs(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def status_unwritten(snapshot: Snapshot) -> Diagnosed | None:
-    """A node that works and cannot write its status."""
+    """Finds a node that works and cannot write its status."""
     unwritten_s = _unwritten_s(snapshot)
     if not unwritten_s or _silent_s(snapshot) > STALE_AFTER_S:
         return None
@@ -238,14 +238,14 @@ def status_unwritten(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _deaths(snapshot: Snapshot) -> tuple[list[WorkerDied], int]:
-    """Deaths of the worker since the node started, and steps made since the newest of them."""
+    """Returns the deaths of the worker since the node started, and the number of steps made since the newest death."""
     deaths = snapshot.since_start(WorkerDied)
     newest = deaths[-1].at_s if deaths else 0.0
     return deaths, sum(step.at_s > newest for step in snapshot.made)
 
 
 def out_of_memory(snapshot: Snapshot) -> Diagnosed | None:
-    """A worker that is killed, or that says itself that memory is short."""
+    """Finds a worker that is killed, or errors that report a lack of memory."""
     deaths, num_steps = _deaths(snapshot)
     killed = [event for event in deaths if event.exit_code == SIGKILL]
     errors = [event.error for event in events_of(LoopFailed, snapshot.events) if _MEMORY.search(event.error)]
@@ -267,7 +267,7 @@ def out_of_memory(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def known_error(snapshot: Snapshot) -> Diagnosed | None:
-    """A failure whose error has words of the operating system, of Python or of a library."""
+    """Finds a failure by a known error text of the operating system, of Python or of a library."""
     failures = (
         *(ended_with_error, never_ran, restarts_often, worker_dies, loops_fail, status_unwritten, logged_errors),
         *(cannot_be_scored, versions_refused, not_published),
@@ -290,7 +290,7 @@ def known_error(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _ending(snapshot: Snapshot) -> Diagnosed | None:
-    """The exception that ended the node itself."""
+    """Finds the exception that ended the node itself."""
     if snapshot.is_finished:
         return None
     ends = [event for event in snapshot.since_start(LoopFailed) if event.loop == NODE]
@@ -312,17 +312,17 @@ def _ending(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def ended_with_error(snapshot: Snapshot) -> Diagnosed | None:
-    """An exception that ended the node, unless the node gave up because its groups taught nothing."""
+    """Finds an exception that ended the node, unless the node gave up because its groups taught nothing."""
     return None if gave_up(snapshot) else _ending(snapshot)
 
 
 def gave_up_learning(snapshot: Snapshot) -> Diagnosed | None:
-    """A training that ended itself because nothing was learned: the rules about rewards come first."""
+    """Finds a training that stopped because its groups had no signal; rules about rewards precede this one."""
     return _ending(snapshot) if gave_up(snapshot) else None
 
 
 def never_ran(snapshot: Snapshot) -> Diagnosed | None:
-    """A directory with a configuration, in which no node came up, or not this time."""
+    """Finds a directory with a configuration and without a status: no node came up in it, or not this time."""
     if snapshot.runs or snapshot.status is not None or snapshot.config is None:
         return None
     before = f"; it ran before, {len(snapshot.made)} steps" if snapshot.events else ""
@@ -334,7 +334,7 @@ def never_ran(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def worker_dies(snapshot: Snapshot) -> Diagnosed | None:
-    """A worker that ends with an error and makes no steps in between."""
+    """Finds a worker that dies with errors and makes no steps in between."""
     deaths, num_steps = _deaths(snapshot)
     codes = Counter(event.exit_code for event in deaths if event.exit_code != SIGKILL)
     if not codes or num_steps > FEW_STEPS:
@@ -353,7 +353,7 @@ def worker_dies(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _exit_words(code: int | None) -> str:
-    """An exit code; of a signal its name. Example: `SIGSEGV`."""
+    """Describes an exit code; for a signal, by its name, such as `SIGSEGV`."""
     if code is None or code >= 0:
         return str(code)
     try:
@@ -363,7 +363,7 @@ def _exit_words(code: int | None) -> str:
 
 
 def restarts_often(snapshot: Snapshot) -> Diagnosed | None:
-    """A node that is started again and again, without steps in between or after minutes."""
+    """Finds a node that is restarted again and again, after minutes or without steps in between."""
     starts_at = [event.at_s for event in events_of(NodeStarted, snapshot.events)][-NEWEST_STARTS:]
     if len(starts_at) < MANY_STARTS or not events_of(NodeRestored, snapshot.events) or snapshot.is_finished:
         return None
@@ -383,7 +383,7 @@ def restarts_often(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def loops_fail(snapshot: Snapshot) -> Diagnosed | None:
-    """Unexpected exceptions that ended rounds of loops."""
+    """Finds unexpected exceptions that ended rounds of loops."""
     failures = [event for event in snapshot.since_start(LoopFailed) if event.loop != NODE]
     num_failures = snapshot.value("num_failures", 0) - len(_deaths(snapshot)[0])
     if num_failures <= 0 and (snapshot.status is not None or not failures):
@@ -402,7 +402,7 @@ def loops_fail(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def logged_errors(snapshot: Snapshot) -> Diagnosed | None:
-    """Errors in the node's log that no other rule knows."""
+    """Finds errors in the node's log that no other rule knows."""
     errors = [each for each in snapshot.logged if each.is_error and each.message not in COVERED]
     if not errors:
         return None
@@ -418,7 +418,7 @@ def _words(logged: LoggedWarning) -> str:
 
 
 def change_waits(snapshot: Snapshot) -> Diagnosed | None:
-    """Changes of node.toml after the start of the node that runs."""
+    """Finds changes of node.toml after the start of the node that runs."""
     if not snapshot.runs or not snapshot.changed_keys:
         return None
     return Diagnosed(
@@ -429,7 +429,7 @@ def change_waits(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def does_not_run(snapshot: Snapshot) -> Diagnosed | None:
-    """A node that ended before its last step."""
+    """Finds a node that ended before its last step."""
     if snapshot.runs or snapshot.is_finished or snapshot.status is None:
         return None
     ago_s = snapshot.now_s - snapshot.value("at_s", 0.0)
@@ -450,7 +450,7 @@ def does_not_run(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def starts(snapshot: Snapshot) -> Diagnosed | None:
-    """A process that holds the directory and has written nothing yet."""
+    """Finds a process that has locked the directory and written nothing yet."""
     if not snapshot.runs or snapshot.status is not None:
         return None
     return Diagnosed(
@@ -460,7 +460,7 @@ def starts(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def paused(snapshot: Snapshot) -> Diagnosed | None:
-    """A node that its owner paused."""
+    """Finds a node that its owner paused."""
     if not snapshot.runs or snapshot.is_finished or snapshot.paused_since_s is None:
         return None
     return Diagnosed(
@@ -470,12 +470,12 @@ def paused(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def paused_words(since_s: float) -> str:
-    """Begin of a pause, on this machine's clock."""
+    """Describes the start of a pause, by this machine's clock."""
     return f"since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since_s))}"
 
 
 def only_relays(snapshot: Snapshot) -> Diagnosed | None:
-    """A node that neither trains nor generates."""
+    """Finds a node that neither trains nor generates."""
     if snapshot.config is None or not snapshot.only_relays:
         return None
     return Diagnosed(
@@ -487,7 +487,7 @@ def only_relays(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def finished(snapshot: Snapshot) -> Diagnosed | None:
-    """A node whose every step is made."""
+    """Finds a node that made all its steps."""
     if not snapshot.is_finished:
         return None
     step = snapshot.value("step", 0)

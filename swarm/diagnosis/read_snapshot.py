@@ -1,6 +1,6 @@
-"""Reading of a node's directory into a snapshot (blocking): files are only read, and bounded.
+"""Reading of a node's directory into a snapshot (blocking): no file is written, and every read is bounded.
 
-Invariant: works on a running, stopped or crashed node alike; a part that cannot be read is missing, and no error.
+Invariant: reading works on a running, stopped or crashed node; a part that cannot be read is left out, without error.
 """
 
 import json
@@ -29,7 +29,7 @@ NUM_GROUPS: Final = 32  # own groups whose answers are looked at
 
 
 def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> Snapshot:
-    """Snapshot of the files of a node (blocking). Raises ConfigError where it is no directory of a node."""
+    """Reads the files of a node (blocking). Raises ConfigError if `directory` has neither configuration nor records."""
     status = _read_status(directory / "status.json")
     config, config_error, changed_keys = _read_config(directory, (status or {}).get("started_at_s", math.inf))
     events = tuple(read_events(directory / "events.jsonl"))
@@ -66,7 +66,7 @@ def _missing_files(config: NodeConfig | None) -> tuple[str, ...]:
 
 
 def _read_config(directory: Path, started_at_s: float) -> tuple[NodeConfig | None, str, tuple[str, ...]]:
-    """The configuration, why there is none, and the keys whose value was changed since the worker's was written."""
+    """Returns (configuration or None, its error or "", keys changed since the worker's configuration was written)."""
     paths = [directory / name for name in CONFIGS if (directory / name).is_file()]
     if not paths:
         return None, "", ()
@@ -86,14 +86,14 @@ def _read_config(directory: Path, started_at_s: float) -> tuple[NodeConfig | Non
 
 
 def _changed_keys(one: NodeConfig, other: NodeConfig) -> tuple[str, ...]:
-    """Keys of the sections of two configurations whose values differ, but for those that a start fills in."""
+    """Returns the keys whose values differ between two configurations, except `dir` and keys that a start fills in."""
     before, now = (flat(each.model_dump(mode="json")) for each in (one, other))
     changed = sorted(key for key in {*before, *now} - {"dir"} if before.get(key) != now.get(key))
     return tuple(key for key in changed if not key.startswith(FILLED_IN))
 
 
 def flat(data: JsonDict, before: str = "") -> JsonDict:
-    """Nested tables as one, with dotted keys."""
+    """Flattens nested tables into one table with dotted keys."""
     found: JsonDict = {}
     for key, value in data.items():
         found.update(flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value})
@@ -109,7 +109,7 @@ def _read_status(path: Path) -> JsonDict | None:
 
 
 def _stopped_pids(pid: int) -> tuple[int, ...]:
-    """Processes of a node that SIGSTOP holds, its own and those that it started."""
+    """Process ids of stopped processes (SIGSTOP): the node's own and those that it started."""
     try:
         whole = psutil.Process(pid)
         return tuple(each.pid for each in (whole, *whole.children(recursive=True)) if each.status() == "stopped")
@@ -153,7 +153,7 @@ def _read_answers(
 
 
 def _mean_nats(group: RolloutGroup) -> float:
-    """Mean of -log p over the tokens of a group's answers; NaN where log-probs are not known."""
+    """Mean of -log p over the tokens of a group's answers; NaN if no log-probs are known."""
     traces = [rollout.trace for rollout in group.rollouts if rollout.trace is not None]
     drawn = [each.logprobs[each.action_mask] for each in traces if each.logprobs is not None]
     num_tokens = sum(map(len, drawn))
@@ -161,7 +161,7 @@ def _mean_nats(group: RolloutGroup) -> float:
 
 
 def _beside_references(group: RolloutGroup, records: RecordFacts | None) -> dict[str, tuple[bool, ...]]:
-    """Kinds of a group's answers, compared with the right answers of the file; {} where these are unknown."""
+    """Compares a group's answers with the right answers of the file: fields of `AnsweredGroup`; {} if unknown."""
     number, references = group.task_id, () if records is None else records.references
     if number >= len(references) or not references[number]:
         return {}
@@ -186,7 +186,7 @@ def _beside_references(group: RolloutGroup, records: RecordFacts | None) -> dict
 
 
 def _has_room(trace: TokenTrace, limits: EpisodeLimits) -> bool:
-    """True where another turn would have fitted, after an observation such as those before it."""
+    """True if another turn would have fitted after an observation of the mean length of the earlier ones."""
     num_observed = int((~trace.action_mask).sum()) // max(1, int(trace.turn_ids.max(initial=0)))
     return limits.has_room(trace.token_ids.size, num_observed)
 

@@ -16,7 +16,7 @@ FEW_QUESTIONS: Final = 20  # are learned by heart within minutes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordFault:
-    """A rule about the file of questions: it finds the environment with the largest share of such records."""
+    """A rule about the file of questions: it reports the environment with the largest share of faulty records."""
 
     count: Callable[[RecordFacts, EnvironmentConfig], int]  # of the records that have the fault
     least: float = VISIBLE  # share of all records
@@ -24,7 +24,7 @@ class RecordFault:
     fix: str  # with {path}
 
     def __call__(self, snapshot: Snapshot) -> Diagnosed | None:
-        """The finding about these records; None where they are few."""
+        """Applies the rule: the finding about the worst environment; None if its share is below `least`."""
         files = [(env, snapshot.records[env.name]) for env in snapshot.environments if env.name in snapshot.records]
         counted = [(self.count(facts, env), facts, env) for env, facts in files if facts.num_records]
         worst = max(counted, key=lambda each: each[0] / each[1].num_records, default=None)
@@ -89,7 +89,7 @@ one_right_answer: Final = RecordFault(
 
 
 def one_question(snapshot: Snapshot) -> Diagnosed | None:
-    """Different tasks with one and the same prompt."""
+    """Finds an environment whose different tasks all have the same prompt."""
     for env in {each.env for each in snapshot.answers}:
         groups = [each for each in snapshot.answers if each.env == env]
         num_tasks = len({each.task_id for each in groups})

@@ -1,4 +1,4 @@
-"""Rules about rewards: blind, random, upside down or hardly different ones, and scoring that fails or is slow.
+"""Rules about rewards that are blind, random, inverted or nearly constant, and about scoring that fails or is slow.
 
 Invariant: answers are only compared and counted; nothing of their text is shown.
 """
@@ -27,7 +27,7 @@ DOUBT_S: Final = 300.0  # from a doubt of a training to its start
 
 
 def _noted(snapshot: Snapshot, message: str) -> LoggedWarning | None:
-    """The note under this message from before the present or last process started."""
+    """Newest warning with this message since shortly before the start of the process; None if there is none."""
     started_at_s = snapshot.value("started_at_s", snapshot.now_s)
     ended_at_s = max((each.at_s for each in snapshot.events if each.at_s < started_at_s), default=0.0)  # the one before
     since = max(started_at_s - DOUBT_S, ended_at_s)
@@ -35,7 +35,7 @@ def _noted(snapshot: Snapshot, message: str) -> LoggedWarning | None:
 
 
 def reward_is_upside_down(snapshot: Snapshot) -> Diagnosed | None:
-    """A right answer that was worth less than an empty one before the start."""
+    """Finds a reward that paid less for a right answer than for an empty one when checked before the start."""
     noted = _noted(snapshot, UPSIDE_DOWN)
     if noted is None:
         return None
@@ -57,7 +57,7 @@ def reward_is_upside_down(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def reference_worth_nothing(snapshot: Snapshot) -> Diagnosed | None:
-    """Right answers that were worth nothing before the start, where little is learned since."""
+    """Finds right answers that were worth nothing when checked before the start, if little has been learned since."""
     noted = _noted(snapshot, DOUBT)
     if noted is None or not (teaches_little(snapshot) or reward_ignores_question(snapshot)):
         return None
@@ -70,7 +70,7 @@ def reference_worth_nothing(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def reward_is_random(snapshot: Snapshot) -> Diagnosed | None:
-    """Equal answers to one question with different rewards."""
+    """Finds equal answers to one question with different rewards."""
     rewards: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     for group in snapshot.answers:
         for text, reward in zip(group.texts, group.rewards, strict=False):
@@ -88,7 +88,7 @@ def reward_is_random(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def reward_is_of_length(snapshot: Snapshot) -> Diagnosed | None:
-    """Answers of one length that are worth the same, whatever was asked."""
+    """Finds rewards that nearly depend on the length of the answer alone."""
     rewards: dict[int, list[float]] = defaultdict(list)
     for group in snapshot.answers:
         for length, reward in zip(group.num_tokens, group.rewards, strict=True):
@@ -109,14 +109,14 @@ def reward_is_of_length(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def _between(parts: Sequence[Sequence[float]]) -> float:
-    """Share of the variance that lies between parts; 0 of equal values."""
+    """Share of the variance that lies between parts; 0 if all values are equal."""
     level = mean([value for part in parts for value in part])
     whole = sum((value - level) ** 2 for part in parts for value in part)
     return sum(len(part) * (mean(part) - level) ** 2 for part in parts) / whole if whole > EDGE else 0.0
 
 
 def reward_ignores_question(snapshot: Snapshot) -> Diagnosed | None:
-    """Texts that are well paid whatever was asked, and always the same."""
+    """Finds texts that get the same high reward for every question, if no common text gets different rewards."""
     rewards: dict[tuple[str, int], dict[int, set[float]]] = defaultdict(lambda: defaultdict(set))
     for group in snapshot.answers:
         if len({*group.texts}) > 1:  # where all say the same, nobody tried what else is worth
@@ -140,7 +140,7 @@ def reward_ignores_question(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def rewards_hardly_differ(snapshot: Snapshot) -> Diagnosed | None:
-    """Rewards that fill a small part of their range, so that noise of the rest outweighs them."""
+    """Finds rewards that differ, but only by a small part of their range."""
     rewards = [reward for each in snapshot.answers for reward in each.rewards]
     if len(snapshot.answers) < FEW_GROUPS or not 0 < max(rewards) - min(rewards) < SMALL_SPREAD:
         return None
@@ -154,7 +154,7 @@ def rewards_hardly_differ(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def rewards_add_up_to_nothing(snapshot: Snapshot) -> Diagnosed | None:
-    """Named rewards that differ from group to group, while the worth of an episode does not."""
+    """Finds named rewards that differ from group to group while the total rewards of a group are all equal."""
     parts: dict[str, list[float]] = defaultdict(list)
     for put in snapshot.puts:
         for name, value in put.reward_parts.items():
@@ -203,7 +203,7 @@ _UNSCORED: Final = (  # words of an error, what they mean, and the fix; {dir} is
 
 
 def cannot_be_scored(snapshot: Snapshot) -> Diagnosed | None:
-    """A reward that raises or takes too long, a verifier that dies, or an engine without answers."""
+    """Finds own groups that were dropped without a reward, and names the cause by the newest error."""
     unscored = [event for event in snapshot.attempts if isinstance(event, GroupUnscored)]
     num_put, _, count, error = snapshot.own
     total = num_put + count
@@ -227,7 +227,7 @@ def cannot_be_scored(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def scoring_is_slow(snapshot: Snapshot) -> Diagnosed | None:
-    """Scoring of own answers that takes most of the time, one group after the other."""
+    """Finds scoring of own answers that takes at least half of the time since the start."""
     scoring_s, up_s = snapshot.value("scoring_s", 0.0), snapshot.at_s - snapshot.value("started_at_s", snapshot.at_s)
     num_put = snapshot.value("num_put", 0)
     if scoring_s < max(LEAST_SCORING_S, SLOW_SHARE * up_s, SLOW_GROUP_S * num_put) or num_put < FEW_UNSCORED:

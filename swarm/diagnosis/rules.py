@@ -1,6 +1,6 @@
 """The table of rules, ordered by hand: a cause stands before its effects, and the first match is the diagnosis.
 
-Invariant: at most MOST_SHOWN findings are shown; notes only where nothing is wrong. Every row names a section of
+Invariant: at most MOST_SHOWN findings are shown, and notes only if nothing is wrong. Every row names a section of
 docs/why.md.
 """
 
@@ -36,7 +36,7 @@ class Rule:
     while_paused: bool = False  # looks at process or disk, which matter at a paused node, too
 
     def __call__(self, snapshot: Snapshot) -> Diagnosed | None:
-        """The finding with name, gravity and page; None where there is none."""
+        """Applies the rule: the finding with name, gravity and page; None if the rule finds nothing."""
         found = self.find(snapshot)
         if found is None:
             return None
@@ -179,12 +179,12 @@ STATUS_RULES: Final[tuple[Rule, ...]] = (
 
 
 def is_healthy(findings: Iterable[Diagnosed]) -> bool:
-    """True where notes are all that was found."""
+    """True if all findings are notes."""
     return all(each.weight is NOTE for each in findings)
 
 
 def _applied(rules: Iterable[Rule], snapshot: Snapshot) -> Iterator[tuple[Rule, Diagnosed]]:
-    """Findings in order; of a paused node, which makes no steps and has no peers, those of process and disk alone."""
+    """Yields rules with their findings, in order; for a paused node, only of the rules with `while_paused`."""
     is_paused = snapshot.runs and snapshot.paused_since_s is not None
     for rule in rules:
         if (rule.while_paused or not is_paused) and (found := rule(snapshot)) is not None:
@@ -192,7 +192,7 @@ def _applied(rules: Iterable[Rule], snapshot: Snapshot) -> Iterator[tuple[Rule, 
 
 
 def diagnose(snapshot: Snapshot) -> list[Diagnosed]:
-    """Up to three findings in the order of the table, the likeliest cause first; notes where nothing is wrong."""
+    """Returns up to three findings in the order of the table, causes before effects; notes only if nothing is wrong."""
     found, notes = list[Diagnosed](), list[Diagnosed]()
     for rule, each in _applied(RULES, snapshot):
         if rule.is_effect and any(known.weight >= each.weight for known in found):
@@ -204,5 +204,5 @@ def diagnose(snapshot: Snapshot) -> list[Diagnosed]:
 
 
 def status_findings(snapshot: Snapshot) -> list[Diagnosed]:
-    """Findings that need a status alone, in the order of `swarm status`."""
+    """Returns the findings of `STATUS_RULES`, for which a status is enough, in the order of `swarm status`."""
     return [found for _, found in _applied(STATUS_RULES, snapshot)]

@@ -1,6 +1,6 @@
-"""The rule about settings: values of node.toml outside of the span that is usual for them.
+"""The rule about settings: values of node.toml outside of their usual span.
 
-Invariant: a value is blamed only where the node fails at what it bears on; else it is a note.
+Invariant: a value counts as a cause only if the node fails at something that the value affects; else it is a note.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,12 +33,12 @@ class FarValue:
 
     @property
     def words(self) -> str:
-        """Example: `generator.temperature = 5 (usual 0.5..1.4)`."""
+        """Key, value and usual span as text, such as `generator.temperature = 5 (usual 0.5..1.4)`."""
         return f"{self.key} = {shortened(as_toml(self.value))[:60]} (usual {self.usual.span})"
 
 
 def far_values(config: NodeConfig) -> list[FarValue]:
-    """Values outside of the span that stands at their field, the farthest first; the default is always usual."""
+    """Returns the values outside of the usual span of their field, the farthest first; a default is always usual."""
     found = list(_far_values(config, ""))
     return sorted(found, key=lambda each: -each.distance)
 
@@ -55,7 +55,7 @@ def _far_values(section: BaseModel, prefix: str) -> Iterable[FarValue]:
 
 
 def _shortfall(snapshot: Snapshot, kind: str) -> tuple[str, bool]:
-    """The failure that values bearing on `kind` may explain, in words, and whether a healthy node may look the same."""
+    """Returns (failure of the node at `kind` in words, "" if none; True if a healthy node may look the same)."""
     certain, unsure = SHORTFALLS[kind]
     for find in certain:
         if (found := find(snapshot)) is not None:
@@ -64,7 +64,7 @@ def _shortfall(snapshot: Snapshot, kind: str) -> tuple[str, bool]:
 
 
 def far_from_usual(snapshot: Snapshot, kind: str = "") -> Diagnosed | None:
-    """Up to three values farthest from usual: a finding where the node fails at `kind`, a note without one."""
+    """Finds up to three values far from usual that affect `kind`, if the node fails at `kind`; without `kind`, any."""
     far = [] if snapshot.config is None else far_values(snapshot.config)
     seen: list[str] = []
     if kind and far:

@@ -33,13 +33,13 @@ NOISE_NATS: Final = 2.5  # 12 equally likely tokens; language models have .2 to 
 
 
 def gave_up(snapshot: Snapshot) -> bool:
-    """True where the node ended itself, as its groups had no signal."""
+    """True if the node stopped because its groups had no signal."""
     ends = [event.error for event in events_of(LoopFailed, snapshot.events) if event.loop == NODE]
     return not snapshot.runs and bool(ends) and NOTHING_TO_LEARN in ends[-1]
 
 
 def _num_equal(snapshot: Snapshot) -> tuple[int, list[float]]:
-    """Newest scored own groups in a row that gave the learner nothing, and their mean rewards."""
+    """Number of newest own groups in a row without signal, and the mean rewards of those that are in the events."""
     if snapshot.num_in_vain and snapshot.own[0]:
         num_put = snapshot.own[0]
         return num_put, [put.reward_mean for put in snapshot.puts[-num_put:]]
@@ -52,7 +52,7 @@ def _num_equal(snapshot: Snapshot) -> tuple[int, list[float]]:
 
 
 def has_no_signal(snapshot: Snapshot) -> bool:
-    """True where so many own groups have equal rewards that it is no chance."""
+    """True if so many own groups in a row have equal rewards that chance is unlikely; False for a finished node."""
     num_equal, _ = _num_equal(snapshot)
     idle_s = snapshot.stepless_s
     is_few_enough = idle_s > snapshot.max_idle_s or gave_up(snapshot) or (cut_share(snapshot) or 0.0) > 0.95
@@ -61,7 +61,7 @@ def has_no_signal(snapshot: Snapshot) -> bool:
 
 
 def has_flat_reward(snapshot: Snapshot) -> bool:
-    """True where the reward did not rise beyond chance; an honest training may look the same at its begin."""
+    """True if the reward did not rise beyond chance; healthy training may look the same at its beginning."""
     rewards = snapshot.course("reward_mean")
     if len(rewards) < SOME_STEPS or mean(rewards[-SOME_STEPS // 2 :]) > MOST:
         return False
@@ -74,7 +74,7 @@ def has_flat_reward(snapshot: Snapshot) -> bool:
 
 
 def has_small_signal(snapshot: Snapshot) -> bool:
-    """True where nine of ten own groups have equal rewards."""
+    """True if at least nine of ten, and at least 50, own groups of the newest draws have equal rewards."""
     draws = snapshot.draws[-20:]
     num_equal = sum(draw.num_zero_variance for draw in draws)
     num_used = sum(use.origin == "local" for draw in draws for use in draw.groups)
@@ -82,12 +82,12 @@ def has_small_signal(snapshot: Snapshot) -> bool:
 
 
 def teaches_little(snapshot: Snapshot) -> bool:
-    """True where own groups have no signal, or little of it comes of them."""
+    """True if own groups have no or little signal, or the reward does not rise."""
     return has_no_signal(snapshot) or has_flat_reward(snapshot) or has_small_signal(snapshot)
 
 
 def cut_share(snapshot: Snapshot) -> float | None:
-    """Share of the newest own answers that ended at the longest length; None: unknown."""
+    """Share of the newest own answers that ended at the token limit; None if unknown."""
     flags = [cut for group in snapshot.answers for cut in group.is_cut]
     if flags:
         return mean([float(cut) for cut in flags])
@@ -102,7 +102,7 @@ def _waits(snapshot: Snapshot) -> str:
 
 
 def cut_off(snapshot: Snapshot) -> Diagnosed | None:
-    """Answers that reach the longest length before the model ends them, and are worth less for it."""
+    """Finds answers that the token limit cuts off, if they are worth less for that."""
     share = cut_share(snapshot)
     if share is None or share < CUT_SHARE or snapshot.config is None:
         return None
@@ -133,7 +133,7 @@ def cut_off(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def episodes_cut_off(snapshot: Snapshot) -> Diagnosed | None:
-    """Episodes that end where another turn has no room, with nothing won by then."""
+    """Finds episodes without room for another turn, in own groups without signal."""
     config = snapshot.config
     if config is None or not has_no_signal(snapshot) or mean(_num_equal(snapshot)[1]) >= 1 - EDGE:
         return None
@@ -158,7 +158,7 @@ def episodes_cut_off(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
-    """Equal rewards of all answers to a question: all wrong, all right, or a reward that tells nothing apart."""
+    """Finds equal rewards of all answers to a question: all wrong, all right, or not distinguished by the reward."""
     if not has_no_signal(snapshot):
         return None
     num_equal, means = _num_equal(snapshot)
@@ -211,7 +211,7 @@ def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def of_prompt(snapshot: Snapshot) -> str:
-    """Words around the question, which may have a form that the model does not know."""
+    """Text that lists prompt settings other than the defaults, as a possible cause; "" if there are none."""
     shaped = [
         f"environments.{key} of {each.name} = {shortened(getattr(each, key))[:60]}"
         for each in snapshot.environments
@@ -222,13 +222,13 @@ def of_prompt(snapshot: Snapshot) -> str:
 
 
 def draws_noise(snapshot: Snapshot) -> bool:
-    """True where each token is drawn of very many equally likely ones, as at a high temperature."""
+    """True if tokens are drawn nearly at random among many, as at a very high temperature."""
     found = [each.nats for each in snapshot.answers if math.isfinite(each.nats)]
     return len(found) >= FEW_GROUPS and middle(found) >= NOISE_NATS
 
 
 def model_knows_nothing(snapshot: Snapshot) -> Diagnosed | None:
-    """Answers that are noise and earn nothing."""
+    """Finds nearly random answers in own groups without signal."""
     if not draws_noise(snapshot) or not has_no_signal(snapshot):
         return None
     return Diagnosed(
@@ -243,7 +243,7 @@ def model_knows_nothing(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def environment_in_vain(snapshot: Snapshot) -> Diagnosed | None:
-    """One environment of several that gives the learner nothing."""
+    """Finds an environment without signal beside another with signal."""
     by_env: dict[str, list[GroupPut]] = defaultdict(list)
     for put in snapshot.puts:
         by_env[put.env].append(put)
@@ -267,7 +267,7 @@ def environment_in_vain(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def environment_not_asked(snapshot: Snapshot) -> Diagnosed | None:
-    """An environment of the configuration of which next to no task is asked."""
+    """Finds a configured environment that gets at most 1 % of the own groups, and no groups of others."""
     config = snapshot.config
     if config is None or len(config.environments) < 2 or len(snapshot.attempts) < MANY_PUT:
         return None

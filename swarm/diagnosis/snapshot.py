@@ -74,7 +74,7 @@ class Diagnosed:
 
     @property
     def weight(self) -> Gravity:
-        """Its gravity; NOTE before the table has given it one."""
+        """Gravity of the finding; NOTE before the table of rules has set one."""
         return Gravity.NOTE if self.gravity is None else self.gravity
 
 
@@ -127,7 +127,7 @@ class Snapshot:
 
     @cached_property
     def at_s(self) -> float:
-        """Now; of a node that does not run, when it was last alive."""
+        """Wall clock of the snapshot; for a node that does not run, of its last sign of life, if one is known."""
         newest = max((event.at_s for event in self.events[-64:]), default=0.0)
         known = max(self.value("at_s", 0.0), newest)
         return self.now_s if self.runs or not known else known
@@ -139,21 +139,21 @@ class Snapshot:
 
     @cached_property
     def up_s(self) -> float:
-        """For how long it served; 0 where that is unknown."""
+        """Seconds that the present or last process served; 0 if unknown."""
         return 0.0 if self.started_at_s is None else max(0.0, self.at_s - self.started_at_s)
 
     @property
     def is_finished(self) -> bool:
-        """Every step is made."""
+        """True if the node made all its steps."""
         return bool(self.value("is_finished", False))
 
     @property
     def paused_since_s(self) -> float | None:
-        """Wall clock at which its owner paused it; None: it works."""
+        """Wall clock at which the owner paused the node; None if the node is not paused."""
         return self.value("paused_since_s", None)
 
     def value(self, key: str, default: Value) -> Value:
-        """A value of status.json; `default` where it is missing."""
+        """Returns a value of status.json; `default` if the value is missing or null."""
         found: Any = (self.status or {}).get(key)
         return default if found is None else found
 
@@ -164,7 +164,7 @@ class Snapshot:
 
     @property
     def guard(self) -> dict[str, float]:
-        """Figures of the off-policy guard while it sets every source aside; else empty."""
+        """Figures of the off-policy guard while the guard sets every source aside; else empty."""
         return self.value("guard", {})
 
     @property
@@ -179,24 +179,24 @@ class Snapshot:
 
     @property
     def has_others(self) -> bool:
-        """True for a node that looks for others."""
+        """True for a node whose configuration lets it look for other nodes."""
         return self.config is not None and not self.config.is_alone
 
     @property
     def environments(self) -> tuple[EnvironmentConfig, ...]:
-        """Sections of the configuration; empty where there is none."""
+        """Environments of the configuration; empty without a configuration."""
         return () if self.config is None else self.config.environments
 
     # --- groups ---------------------------------------------------------------------------------------
 
     @cached_property
     def is_right(self) -> tuple[bool, ...]:
-        """For each answer whose right one is known: equal to it."""
+        """True for a right answer: one value for each answer to a question with a known right answer."""
         return tuple(flag for group in self.answers for flag in group.is_right)
 
     @property
     def num_right(self) -> int:
-        """Answers that are the right one of the file."""
+        """Number of answers that equal the right answer of the file."""
         return sum(self.is_right)
 
     @cached_property
@@ -208,25 +208,25 @@ class Snapshot:
 
     @cached_property
     def puts(self) -> tuple[GroupPut, ...]:
-        """The scored ones of `attempts`."""
+        """The scored groups among `attempts`."""
         return tuple(events_of(GroupPut, self.attempts))
 
     @cached_property
     def own(self) -> tuple[int, int, int, str]:
-        """Own groups since the newest step: put, of these with signal, not scored, newest error."""
+        """Own groups since the newest step: number put, number put with signal, number not scored, newest error."""
         own: JsonDict = self.value("own_since_step", {})
         counts = (own.get("num_put", 0), own.get("num_with_signal", 0), own.get("num_unscored", 0))
         return (*counts, str(own.get("error", "")))
 
     @cached_property
     def num_in_vain(self) -> int:
-        """Own groups since the newest step, where none gives the learner anything."""
+        """Number of own groups since the newest step, if none of them has a signal; else 0."""
         num_put, num_with_signal, num_unscored, _ = self.own
         return 0 if num_with_signal else num_put + num_unscored
 
     @cached_property
     def errors(self) -> tuple[str, ...]:
-        """Errors of the present or last process, also from before it served anybody, the newest last."""
+        """Errors of loops, scoring and weights since the present or last process began to serve, the newest last."""
         since = self.started_at_s or 0.0
         return tuple(
             event.error
@@ -236,7 +236,7 @@ class Snapshot:
 
     @cached_property
     def logged(self) -> tuple[LoggedWarning, ...]:
-        """Warnings of the present or last process, also of before it served anybody; of each message the newest."""
+        """Warnings of the present or last process, also from before it served; only the newest of each message."""
         newest_at_s = self.warnings[-1].at_s if self.warnings else 0.0
         since = self.value("started_at_s", newest_at_s - START_S)  # of one that did not come up nothing else is known
         newest: dict[str, LoggedWarning] = {}
@@ -250,32 +250,32 @@ class Snapshot:
 
     @cached_property
     def steps(self) -> tuple[StepMade, ...]:
-        """The last step that was made of each draw, in order."""
+        """The last step made from each draw, in order."""
         return tuple({step.draw_step: step for step in events_of(StepMade, self.events)}.values())
 
     @cached_property
     def made(self) -> tuple[StepMade, ...]:
-        """Steps that made a version."""
+        """Steps that made a version, that is, were not skipped."""
         return tuple(step for step in self.steps if not step.was_skipped)
 
     @cached_property
     def recent_span_s(self) -> float:
-        """Wall clock from the first to the last of the newest steps; 0 of fewer than two."""
+        """Seconds from the first to the last of the newest RECENT_STEPS steps; 0 for fewer than two."""
         recent = self.made[-RECENT_STEPS:]
         return recent[-1].at_s - recent[0].at_s if recent else 0.0
 
     @cached_property
     def idle_s(self) -> float:
-        """Since the newest step, or group of a generator, of the present process."""
+        """Seconds since the newest step (for a generator, group) or since the start, whichever is later."""
         return self.at_s - max(self.value("last_step_at_s", 0.0), self.started_at_s or 0.0)
 
     @property
     def stepless_s(self) -> float:
-        """Since the newest step, or group of a generator, of any process; 0 where there is none."""
+        """Seconds since the newest step (for a generator, group) in status.json; 0 if there is none."""
         return self.at_s - self.value("last_step_at_s", self.at_s)
 
     def since_start(self, kind: type[Kind]) -> list[Kind]:
-        """Events of a kind of the present or last process."""
+        """Returns the events of a kind since the present or last process began to serve."""
         return [event for event in events_of(kind, self.events) if event.at_s >= (self.started_at_s or 0.0)]
 
     @cached_property
@@ -285,20 +285,20 @@ class Snapshot:
 
     @cached_property
     def oldest_step_of(self) -> dict[str, tuple[int, float]]:
-        """Digest of a stored group -> step of its oldest token, and when it was stored."""
+        """Digest of a stored group -> (step of its oldest token, wall clock at which it was stored)."""
         return {
             event.digest: (event.oldest_step, event.at_s) for event in self.events if isinstance(event, GroupStored)
         }
 
     def course(self, name: str, steps: Sequence[StepMade] | None = None) -> list[float]:
-        """A diagnostic of the steps that made a version and have it, in order."""
+        """Returns the finite values of a diagnostic over `steps`, in order; None: over all that made a version."""
         chosen = self.made if steps is None else steps
         found = [step.grad_norm if name == "grad_norm" else step.diagnostics.get(name, math.nan) for step in chosen]
         return [value for value in found if math.isfinite(value)]
 
     @cached_property
     def evaluations(self) -> dict[tuple[str, str], tuple[PolicyEvaluated, ...]]:
-        """(environment, split) -> evaluations, one for each step, oldest first."""
+        """(environment, split) -> evaluations by step, oldest first; of each step the newest evaluation."""
         found: dict[tuple[str, str], dict[int, PolicyEvaluated]] = {}
         for event in events_of(PolicyEvaluated, self.events):
             found.setdefault((event.env, event.split), {})[event.step] = event
@@ -308,7 +308,7 @@ class Snapshot:
 
     @cached_property
     def refused(self) -> Counter[str]:
-        """Groups of others refused, by reason; of the present process, where status.json says so."""
+        """Refused groups of other nodes by reason: by status.json; without that file, by all events."""
         counted: dict[str, int] = self.value("refusals", {})
         if self.status is not None:
             return Counter(counted)
@@ -319,7 +319,7 @@ class Snapshot:
 
     @cached_property
     def refused_by(self) -> dict[str, Counter[NodeId]]:
-        """Reason -> refused groups by producer, where the event names one."""
+        """Reason -> number of refused groups by producer, since the start; events without a producer are left out."""
         found: dict[str, Counter[NodeId]] = {}
         for event in self.since_start(GroupRefused):
             if event.producer:
@@ -328,39 +328,39 @@ class Snapshot:
 
     @property
     def num_admitted(self) -> int:
-        """Groups of others that were taken, by the present process."""
+        """Number of groups of other nodes that the present process admitted."""
         return self.value("num_admitted", 0)
 
     def refused_of(self, *reasons: RefusalReason) -> int:
-        """Groups refused for one of these reasons."""
+        """Returns the number of groups refused for one of these reasons."""
         return sum(self.refused[str(reason)] for reason in reasons)
 
     # --- words ----------------------------------------------------------------------------------------
 
     @property
     def toml(self) -> Path:
-        """The node's own configuration."""
+        """Path of the node's own configuration."""
         return self.directory / "node.toml"
 
     @property
     def check(self) -> str:
-        """The command that tries the configuration."""
+        """Command that checks the configuration."""
         return f"swarm check --config {self.toml}"
 
     @property
     def look(self) -> str:
-        """The command that shows answers."""
+        """Command that shows answers."""
         return f"swarm samples {self.directory}"
 
     def set_key(self, key: str, value: object, why: str = "") -> str:
-        """Change of one key of the configuration, in words: file, line and command."""
+        """Returns an instruction to change one key of the configuration: file, section, value and command."""
         section, _, name = key.rpartition(".")
         where = f"under [{section}] " if section else ""
         return f"in {self.toml} {where}set {name} = {as_toml(value)}{why}; then {self.start}"
 
     @property
     def start(self) -> str:
-        """The command that starts this node."""
+        """Command that starts this node."""
         if self.config is not None:
             is_training = self.config.run_id == "train" and self.config.directory.kind == "none"
         else:
@@ -375,7 +375,7 @@ Find = Callable[[Snapshot], Diagnosed | None]
 
 
 def as_toml(value: object) -> str:
-    """A plain value as node.toml has it."""
+    """Formats a plain value as in node.toml."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -384,16 +384,16 @@ def as_toml(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """At most MAX_TEXT characters, on one line."""
+    """Returns the text on one line, cut to MAX_TEXT characters."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 3]}..."
 
 
 def middle(values: Sequence[float]) -> float:
-    """Median; 0 of none."""
+    """Median of the values; 0 if there are none."""
     return median(values) if values else 0.0
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean; 0 of none."""
+    """Arithmetic mean of the values; 0 if there are none."""
     return math.fsum(values) / len(values) if values else 0.0

@@ -17,12 +17,12 @@ from swarm.episode import Actions, TurnStatus
 from swarm.types import Correction
 
 RATIO_CEILING = 20.0
-"""Ceiling of ratios of other nodes' tokens, whose generators may claim any log-prob; see `coefficients.scored`."""
+"""Upper bound on ratios of other nodes' tokens, because a node may claim any log-prob; see `coefficients.scored`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Masses:
-    """Sizes of a group's coefficients, times the number of groups of its update; see `mass_clip`."""
+    """Sums of the sizes of a group's coefficients, times the number of groups of the update; see `mass_clip`."""
 
     coefficients: float  # sum |c_t|
     pull: float  # sum |c_t| (1 - pi_t): a token that the policy would not have drawn pulls the most
@@ -30,10 +30,10 @@ class Masses:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MassClip:
-    """Bound of the masses of groups that other nodes made."""
+    """Bound on the masses of groups from other nodes."""
 
     num_groups: float  # I + J, of one update
-    reference: Masses | None  # of a usual own group; None: that of the batch, which then is a whole update
+    reference: Masses | None  # of a typical own group; None: computed from the batch, then a whole update
     used: Tensor | None = None  # float64 [M, 2], what micro-batches before this one took of each group's bound
 
 
@@ -46,8 +46,8 @@ _TUPLES = ("corrections", "texts", "state_keys", "turn_statuses", "turn_roles", 
 class Batch:
     """Rollouts of an optimizer step (or of one micro-batch of it), rollout-major.
 
-    Off the mask every float is 0. On the mask `behavior_logprobs` is NaN exactly where the rollout's
-    correction is not EXACT, so that an illegal importance ratio cannot go unnoticed.
+    Off the mask advantages and log-probs are 0. In the batch of a draw, `behavior_logprobs` on the mask is NaN
+    exactly where the rollout's correction is not EXACT, so that an illegal importance ratio cannot go unnoticed.
     """
 
     token_ids: Tensor  # int64 [N, L], right-padded with 0
@@ -125,12 +125,12 @@ class Batch:
 
     @property
     def num_rollouts(self) -> int:
-        """Rollouts of the step, N."""
+        """Number of rollouts in this batch, N."""
         return self.token_ids.shape[0]
 
     @property
     def from_peers(self) -> Tensor:
-        """bool [N]: rollouts of which only another node knows how they were made."""
+        """bool [N]: rollouts that another node made; the external ones if `is_from_peer` is None."""
         return self.is_external if self.is_from_peer is None else self.is_from_peer
 
     @property
@@ -140,7 +140,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Trained tokens in this part (dropped members excluded)."""
+        """Number of trained tokens in this batch, dropped members excluded."""
         return int(self.mask.sum())
 
     @property
@@ -153,7 +153,7 @@ class Batch:
 
     @property
     def step_share(self) -> float:
-        """Share of the step's tokens that is here, dropped members included: 1 unless the step has several recipes."""
+        """Tokens of this batch over those of the step, dropped members included; 1 for a whole step with one recipe."""
         return int(self.length.sum()) / max(1, self.step_tokens)
 
     @property
@@ -167,12 +167,12 @@ class Batch:
 
     @property
     def per_rollout(self) -> dict[str, Tensor]:
-        """Name -> every tensor [N], [N, L] or [N, K] that is there."""
+        """Fields that are tensors [N], [N, L] or [N, K], by name; fields that are None are left out."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _PER_GROUP}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def select(self, rollouts: Sequence[int]) -> "Batch":
-        """The part with these rollouts, in this order; groups, L, K and the totals of the step stay."""
+        """Returns the batch of these rollouts, in this order; groups, L, K and the totals of the step are unchanged."""
         index = torch.tensor(list(rollouts), dtype=torch.int64, device=self.mask.device)
         per_rollout: dict[str, Any] = {name: value[index] for name, value in self.per_rollout.items()}
         return replace(
@@ -185,13 +185,13 @@ class Batch:
     def with_tokens(
         self, rollouts: Sequence[int], token_ids: Tensor, mask: Tensor, conversation_ids: Tensor | None = None
     ) -> "Batch":
-        """Other tokens behind the prompts of these rollouts, each as often as named, to be scored at temperature 1.
+        """Returns a batch to score at temperature 1: other tokens after the prompts of these rollouts.
 
         Args:
-            rollouts: R indices.
+            rollouts: R indices, possibly repeated.
             token_ids: int64 [R, any].
-            mask: bool, of that shape; what is scored.
-            conversation_ids: int64, of that shape; None: all are in the first.
+            mask: bool, of the shape of `token_ids`; True on the tokens to score.
+            conversation_ids: int64, of the shape of `token_ids`; None: all tokens are in the first conversation.
         """
         by_token = ("token_ids", "mask", "behavior_logprobs", "advantages", "turn_ids")
         # Without its tokens first: a copy of them for each place would be most of the memory.
@@ -215,10 +215,10 @@ class Batch:
         return {name: values for name in _TUPLES if (values := getattr(self, name)) is not None}
 
     def of_groups(self, groups: Sequence[int]) -> "tuple[Tensor, Batch]":
-        """The step that consists of these groups alone: renumbered in this order, with totals of its own.
+        """Returns the step that consists of these groups alone: renumbered in this order, with totals of these groups.
 
         Returns:
-            (places of its rollouts in this batch, int64; the batch).
+            (indices in this batch of the step's rollouts, int64; the step as a batch).
         """
         number = {group: index for index, group in enumerate(groups)}
         group_of: list[int] = self.group_index.tolist()

@@ -22,7 +22,7 @@ from swarm.objectives.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coefficients:
-    """Input of the backward pass from a recipe."""
+    """Derivatives of a recipe's loss, which the backward pass starts from, and figures of the step."""
 
     logprobs: Tensor  # [N, L], d(loss)/d(log pi_t), 0 off the mask
     entropy: Tensor | None  # [N, L], d(loss)/d(entropy_t); None where no part uses it with gradient
@@ -34,7 +34,7 @@ class Coefficients:
     kept: Tensor  # [N, 2], after it
 
     def spread(self, members: Tensor, num_rollouts: int) -> "Coefficients":
-        """The same at the places of `members` (int64 [N]) among `num_rollouts`, 0 elsewhere."""
+        """Returns `num_rollouts` rows: these rows at the indices `members` (int64 [N]), 0 elsewhere."""
 
         def place(values: Tensor) -> Tensor:
             whole = torch.zeros((num_rollouts, values.shape[1]), dtype=values.dtype, device=values.device)
@@ -46,7 +46,7 @@ class Coefficients:
 
 
 def check_legal(recipe: Recipe, batch: Batch) -> None:
-    """Refuses ratios that do not exist. Raises ConfigError naming the source and the fix."""
+    """Raises ConfigError, with source and fix, if the recipe needs behaviour log-probs that a rollout lacks."""
     for rollout, correction in enumerate(batch.corrections):
         if not recipe.accepts(correction):
             source = batch.sources[int(batch.group_index[rollout])]
@@ -57,11 +57,11 @@ def check_legal(recipe: Recipe, batch: Batch) -> None:
 
 
 def with_advantages(recipe: Recipe, batch: Batch, external: Literal["all", "positive"]) -> Batch:
-    """The whole step with shaped rewards and advantages; `positive` masks external tokens with a negative one.
+    """Returns the whole step with advantages and, unless its turns have roles, shaped rewards.
 
-    A token whose advantage is NaN is dropped as well: the recipe used its reward only. The group's statistics
-    include the dropped members and the step totals keep counting them, so that the step size does not depend
-    on how many were dropped.
+    Tokens whose advantage is NaN leave the mask; `external="positive"` also drops external tokens with a negative
+    advantage. The group's statistics include the dropped members and the step totals keep counting them, so that
+    the step size does not depend on how many were dropped.
 
     Raises:
         ConfigError: the recipe needs behaviour log-probs that a rollout lacks.
@@ -84,7 +84,7 @@ def with_advantages(recipe: Recipe, batch: Batch, external: Literal["all", "posi
 
 
 def _advantages(recipe: Recipe, batch: Batch) -> tuple[Batch, Tensor]:
-    """The batch with shaped rewards, and advantages [N, L]."""
+    """Returns the batch with shaped rewards, and the advantages [N, L]."""
     for part in recipe.rewards:
         batch = replace(batch, rewards=part(batch))
     advantages = recipe.advantage(batch)
@@ -92,10 +92,7 @@ def _advantages(recipe: Recipe, batch: Batch) -> tuple[Batch, Tensor]:
 
 
 def _tokens_of_roles(batch: Batch) -> dict[str, Tensor]:
-    """Role -> bool [N, L], tokens of its turns; "" is for turns of no role, which count with the whole episode.
-
-    A rollout counts once in the statistics of a role, however many turns that role had in it.
-    """
+    """Role -> bool [N, L], True on tokens of the role's turns; the role "" stands for turns without a role."""
     found: dict[str, Tensor] = {}
     for rollout, turns in enumerate(batch.turn_roles or ()):
         for turn, role in enumerate(turns):
@@ -105,7 +102,7 @@ def _tokens_of_roles(batch: Batch) -> dict[str, Tensor]:
 
 
 def _role_rewards(batch: Batch, role: str) -> Tensor:
-    """Reward [N] of each episode for a role; 0 where its environment named none."""
+    """Reward [N] of each episode for a role; for "" the episode's own, for a role without a named reward 0."""
     if not role:
         return batch.rewards
     rewards = batch.reward_parts.get(role)
@@ -115,14 +112,16 @@ def _role_rewards(batch: Batch, role: str) -> Tensor:
 def scored(
     recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, probes: Mapping[str, Tensor] | None = None
 ) -> Scored:
-    """The batch as the recipe's parts see it: `within_bounds`, advantages shaped, ratio formed, at most the ceiling.
+    """Returns the batch as the recipe's later parts see it: `within_bounds`, with shaped advantages and log-ratio.
+
+    Log-ratios of tokens that `within_bounds` checks against the ceiling are at most the log of that ceiling.
 
     Args:
-        recipe: whose shapers and ratio.
-        batch: with advantages, and a token within its bounds.
-        logprobs: [N, L] nats; what is off the mask is ignored.
-        entropy: [N, L] nats.
-        probes: name -> [N, L], where the recipe has some.
+        recipe: supplies shapers and ratio.
+        batch: has advantages, and at least one token within bounds.
+        logprobs: [N, L] nats; values off the mask are ignored.
+        entropy: [N, L] nats; values off the mask are ignored.
+        probes: name -> [N, L], for a recipe with probes.
     """
     batch, is_claimed = within_bounds(recipe, batch, logprobs), _is_claimed(recipe, batch)
     seen = Scored(
@@ -142,12 +141,11 @@ def scored(
 
 
 def within_bounds(recipe: Recipe, batch: Batch, logprobs: Tensor) -> Batch:
-    """The batch without the tokens whose ratio to the generator is out of bounds; none may be left.
+    """Returns the batch without the tokens whose ratio to the generator is out of bounds; all tokens may be dropped.
 
-    Where the recipe takes log-probs of the generator, those that another node claims, also one that follows our own
-    policy, cannot blow the step up: tokens whose ratio exceeds `batch.ratio_ceiling`, or falls below its inverse at a
-    negative advantage, leave the mask before any ratio is formed, so that the ratio of a sequence is that of the other
-    tokens.
+    The bounds are `batch.ratio_band` for every token and, if the recipe needs behaviour log-probs, the ceiling for
+    tokens of other nodes: their ratio must not exceed `batch.ratio_ceiling`, nor fall below its inverse at a negative
+    advantage. Tokens leave the mask before the recipe forms a ratio, so a sequence's ratio is that of its other tokens.
     """
     is_claimed = _is_claimed(recipe, batch)
     if is_claimed is None and batch.ratio_band == inf:
@@ -162,7 +160,7 @@ def within_bounds(recipe: Recipe, batch: Batch, logprobs: Tensor) -> Batch:
 
 
 def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
-    """bool [N], rollouts whose log-probs another node made and the recipe takes; None where there is none."""
+    """bool [N], rollouts of other nodes with log-probs that the recipe needs; None if none, or without a ceiling."""
     if Requirement.BEHAVIOR_LOGPROBS not in recipe.needs or batch.ratio_ceiling == inf:
         return None
     is_claimed = batch.from_peers & batch.has_logprobs
@@ -170,7 +168,7 @@ def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
 
 
 def with_mask(batch: Batch, mask: Tensor) -> Batch:
-    """The batch with fewer trained tokens, and nothing behind them."""
+    """Returns the batch with this mask; advantages and log-probs become 0 off the mask."""
     return replace(
         batch,
         mask=mask,
@@ -184,14 +182,14 @@ def with_mask(batch: Batch, mask: Tensor) -> Batch:
 def coefficients(
     recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, probes: Mapping[str, Tensor] | None = None
 ) -> Coefficients:
-    """d(loss)/d(log pi_t) of a recipe at the current log-probs.
+    """Computes d(loss)/d(log pi_t) of a recipe at the current log-probs, clipped by mass; 0 if no token is in bounds.
 
     Args:
-        recipe: whose loss.
-        batch: with advantages; whole groups or the whole step where `mass_clip.scope_of` says so, else any part of it.
-        logprobs: [N, L] nats under the policy being optimised; what is off the mask is ignored.
-        entropy: [N, L] nats.
-        probes: name -> [N, L], where the recipe has some.
+        recipe: supplies the loss.
+        batch: has advantages; contains whole rollouts, groups or the step, as `mass_clip.scope_of` requires.
+        logprobs: [N, L] nats under the policy being optimised; values off the mask are ignored.
+        entropy: [N, L] nats; values off the mask are ignored.
+        probes: name -> [N, L], for a recipe with probes.
     """
     if not bool(within_bounds(recipe, batch, logprobs).mask.any()):
         return _nothing(batch, logprobs)
@@ -230,7 +228,7 @@ def coefficients(
 
 
 def _nothing(batch: Batch, logprobs: Tensor) -> Coefficients:
-    """Coefficients of a batch without a token to learn from, over which no statistic is defined."""
+    """Returns zero coefficients, for a batch without a token to learn from."""
     zeros = torch.zeros_like(logprobs)
     return Coefficients(
         logprobs=zeros,

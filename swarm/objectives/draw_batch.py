@@ -1,6 +1,6 @@
-"""The batch of a draw: rollouts as tensors, those of another tokenizer cut anew into our own tokens.
+"""The batch of a draw: rollouts as tensors, with text of another tokenizer re-encoded in our own tokens.
 
-Invariant: a token is trained only where a model chose it, and rows of another tokenizer are no longer than our own.
+Invariant: a token is trained only if the generator chose it; text-only rollouts of other nodes are cut to their limit.
 Shape letters: N rollouts, L longest response in tokens, P prompt tokens, K most turns of a rollout.
 """
 
@@ -40,17 +40,17 @@ def make_batch(
     task_of: TaskOf | None = None,
     policy_id: str | None = None,
 ) -> Batch:
-    """The batch of a draw; groups of another tokenizer are re-encoded with our own, prompts included.
+    """Returns the batch of a draw; groups of another tokenizer are re-encoded with our own, prompts included.
 
     Args:
         draw: at least one group; every group has as many rewards as rollouts.
         tokenizer: our own.
-        device: where the tensors go.
-        task_of: where the prompts of groups of another tokenizer come from.
-        policy_id: our own lineage; groups of others are external. None: those that other nodes made are.
+        device: device of the tensors.
+        task_of: rebuilds the task of a group of another tokenizer, for its prompt.
+        policy_id: our own lineage; groups of other lineages are external. None: groups of other nodes are external.
 
     Raises:
-        ConfigError: the draw is empty, or another tokenizer's and there is no `task_of`.
+        ConfigError: the draw is empty, or a group has another tokenizer and `task_of` is None.
     """
     if not draw.groups:
         raise ConfigError(f"draw for step {draw.step} has no group to learn from")
@@ -119,7 +119,7 @@ def make_batch(
 
 
 def own_prompt_ids(scored: ScoredGroup, tokenizer: Tokenizer, task_of: TaskOf | None) -> list[int]:
-    """The prompt in our own tokens: those of a group of another tokenizer mean nothing here. Raises ConfigError."""
+    """Returns the prompt in our own tokens. Raises ConfigError if that takes the task and `task_of` is None."""
     group = scored.group
     if scored.correction is not Correction.TEXT_ONLY or group.tokenizer_digest == tokenizer.digest:
         return group.prompt_ids.tolist()
@@ -129,7 +129,7 @@ def own_prompt_ids(scored: ScoredGroup, tokenizer: Tokenizer, task_of: TaskOf | 
 
 
 def _as_scored(scored: ScoredGroup, tokenizer: Tokenizer) -> ScoredGroup:
-    """A group with its rollouts cut as they were scored: texts of other nodes cost no more than answers of our own."""
+    """Returns a group with text-only rollouts of other nodes cut to their limit, as they were when scored."""
     if scored.is_made_here or scored.correction is not Correction.TEXT_ONLY:
         return scored
     rollouts = tuple(cut_to_limit(rollout, tokenizer) for rollout in scored.group.rollouts)
@@ -162,7 +162,7 @@ def _response(scored: ScoredGroup, place: int, tokenizer: Tokenizer) -> _Respons
 def _reencoded(
     rollout: Rollout, outcome: EpisodeOutcome | None, conversations: Conversations, tokenizer: Tokenizer
 ) -> _Response:
-    """A rollout in our own tokens, turn by turn; the observations are those of our own replay."""
+    """Encodes a rollout in our own tokens, turn by turn; observations come from our own replay."""
     ids: list[int] = []
     is_trained: list[bool] = []
     turn_ids: list[int] = []
@@ -195,9 +195,10 @@ def _reencoded(
 
 
 def _is_ended(rollout: Rollout, turn: int, length: int) -> bool:
-    """True where the generator ended a turn itself, and the turn's `length` tokens here are within its limit.
+    """True if the generator ended the turn itself, not its token limit.
 
-    For a turn before the last one, the number of its tokens tells.
+    The finish reason decides for the last turn. An earlier turn must be shorter than the limit in the generator's
+    tokens, and no longer than the limit in our own (`length`).
     """
     if turn == len(rollout.actions) - 1:
         return rollout.finish is FinishReason.STOP
@@ -207,7 +208,7 @@ def _is_ended(rollout: Rollout, turn: int, length: int) -> bool:
 
 
 def _segments(responses: Sequence[_Response], mask: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Segment ids and log-probs [N, L]; None where no response has any."""
+    """Segment ids and log-probs, both [N, L]; None if no response has segments."""
     if all(response.segments is None for response in responses):
         return None
     none = (np.zeros(0, np.int64), np.zeros(0, np.float32))
@@ -223,9 +224,9 @@ def _temperature(rollout: Rollout) -> float:
 
 
 def turn_columns(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
-    """Fields of `Batch` on the turns of groups, in order; none where no rollout has several and no turn a reward.
+    """Returns fields of `Batch` about turns, by name; empty if no rollout has several turns and no turn a reward.
 
-    Turns are those of `Rollout.actions`; a rollout without a replayed outcome has turns of reward 0.
+    Each of `Rollout.actions` is a turn; the turns of a rollout without a replayed outcome have reward 0.
     """
     episodes = [pair for group in groups for pair in zip(group.group.rollouts, _outcomes(group), strict=True)]
     transitions = [_transitions(rollout, outcome) for rollout, outcome in episodes]
@@ -252,7 +253,7 @@ def turn_columns(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
 
 
 def named_rewards(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
-    """Every named reward [N], 0 where an episode does not have it; none where the reward is the only one."""
+    """Returns every named reward [N], 0 for an episode without that name; empty if no group has outcomes."""
     if not any(group.outcomes for group in groups):
         return {}
     rewards: list[Mapping[str, float]] = [
@@ -265,12 +266,12 @@ def named_rewards(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
 
 
 def _outcomes(group: ScoredGroup) -> Sequence[EpisodeOutcome | None]:
-    """Outcome of each rollout; None where the reward is all that there is."""
+    """Outcome of each rollout; None for the rollouts of a group without outcomes."""
     return group.outcomes or (None,) * len(group.group.rollouts)
 
 
 def _transitions(rollout: Rollout, outcome: EpisodeOutcome | None) -> list[Transition]:
-    """A transition for each action; those after the end of the environment changed nothing."""
+    """Returns a transition for each action; one after the last replayed transition has no messages, reward or calls."""
     found = [] if outcome is None else list(outcome.transitions[: len(rollout.actions)])
     following = replace(found[-1], messages=(), reward=0.0, num_calls=0) if found else Transition()
     return found + [following] * (len(rollout.actions) - len(found))

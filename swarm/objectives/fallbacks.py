@@ -1,8 +1,8 @@
-"""Recipes by kind of rollouts, and steps that mix kinds.
+"""Recipes by kind of rollout, and slices of steps that mix kinds.
 
-Invariant: every group of a step is learned from by exactly one recipe, one that accepts its kind, and the totals by
-which losses are divided are those of the whole step; so slices add up as micro-batches do. Groups of newcomers are
-slices of their own, and the totals then do not count their tokens: nothing that they hold changes a number of others.
+Invariant: exactly one recipe, which accepts the kind, learns from each group of a step, and losses are divided by
+totals of the whole step, so that slices add up as micro-batches do. Newcomers have separate slices, and the totals do
+not depend on the number of their tokens: the content of a newcomer's rollouts changes no coefficient of other nodes.
 Shape letters: N rollouts, L longest response in tokens.
 """
 
@@ -22,7 +22,7 @@ MAIN = ""
 """Name of the slice of the learner's own recipe."""
 
 KEYS = {Correction.NO_LOGPROBS: "recipe_without_logprobs", Correction.TEXT_ONLY: "recipe_text_only"}
-"""Key of `[learner]` that names the recipe of a kind."""
+"""Key of `[learner]` that names the fallback recipe of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class RecipeSlice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeSet:
-    """The learner's recipe, and those that stand in for it where rollouts lack what it needs.
+    """The learner's recipe, and fallback recipes for rollouts without the log-probs that it needs.
 
     Example:
         RecipeSet(main=load_recipe("grpo"), fallbacks={Correction.TEXT_ONLY: load_recipe("sapo_swarm")})
@@ -56,36 +56,36 @@ class RecipeSet:
                 )
 
     def of(self, kind: Correction) -> tuple[str, Recipe] | None:
-        """Name of the slice and recipe of a kind; None where nothing may learn from it."""
+        """Returns the slice name and the recipe of a kind; None if no recipe accepts the kind."""
         if self.main.accepts(kind):
             return MAIN, self.main
         return (str(kind), self.fallbacks[kind]) if kind in self.fallbacks else None
 
     @property
     def used(self) -> dict[str, Recipe]:
-        """Every recipe that some group may meet, by the name of its slice."""
+        """Every recipe that may learn from a group of some kind, by slice name."""
         return dict(found for kind in Correction if (found := self.of(kind)))
 
     @property
     def usable(self) -> frozenset[Correction]:
-        """The kinds that may be learned from; groups of any other are not admitted."""
+        """Kinds that some recipe accepts; groups of other kinds are not admitted."""
         return frozenset(kind for kind in Correction if self.of(kind))
 
     @property
     def needs(self) -> frozenset[Requirement]:
-        """Requirements of every recipe that may be used."""
+        """Requirements of all recipes in `used`."""
         return frozenset[Requirement]().union(*(recipe.needs for recipe in self.used.values()))
 
     def with_main(self, recipe: Recipe) -> "RecipeSet":
-        """The same with another recipe for what it accepts; what only the old one accepts stays with the old one."""
+        """Returns a set with this main recipe; kinds that only the old main recipe accepts fall back to that one."""
         kept = {kind: self.main for kind in KEYS if self.main.accepts(kind) and not recipe.accepts(kind)}
         return RecipeSet(main=recipe, fallbacks={**self.fallbacks, **kept})
 
     def slices(self, batch: Batch) -> list[RecipeSlice]:
-        """The batch by recipe, the main one first, newcomers last; one slice is the batch itself.
+        """Splits the batch by recipe, main recipe first, newcomers last; a single slice contains the batch itself.
 
         Raises:
-            ConfigError: nothing may learn from one of its groups.
+            ConfigError: no recipe accepts the kind of some group.
         """
         newcomers = set(batch.group_index[batch.newcomers].tolist())
         groups: dict[tuple[bool, str], list[int]] = {}
@@ -117,7 +117,7 @@ class RecipeSet:
 
 
 def merged(batch: Batch, slices: Sequence[RecipeSlice]) -> Batch:
-    """The batch with every number of every rollout as the slices have it."""
+    """Returns the batch with the per-rollout tensors that all slices have taken from them, `group_index` excepted."""
     if len(slices) == 1:
         return slices[0].batch
     found = [each.batch.per_rollout for each in slices]
@@ -133,7 +133,7 @@ def _joined(values: Sequence[Tensor], slices: Sequence[RecipeSlice]) -> Tensor:
 
 
 def _tokens_without_newcomers(batch: Batch) -> int:
-    """Tokens of the step, were the rollouts of newcomers as long as the others are: long ones would dilute these."""
+    """Tokens of the step, with rollouts of newcomers counted at the mean length of the others."""
     is_new = batch.newcomers
     num_others = batch.num_rollouts - int(is_new.sum())
     if num_others in (0, batch.num_rollouts):

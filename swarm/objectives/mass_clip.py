@@ -1,9 +1,10 @@
-"""Bounded influence of other nodes: the coefficients of their groups are scaled down to a usual own group's, after the
-recipe and whatever it is.
+"""Bound on the influence of other nodes: scales the coefficients of their groups down to those of a typical own group.
 
-Invariant: no group of a newcomer has more than its share 1 / (I + J) of the mass of a usual step of own groups, and no
-group of an established node more than MASS_FACTOR times that; so neither has a source with n groups more than n times
-as much. Own groups keep every bit, and so do all others within the bound.
+The clip follows the recipe and is the same for every recipe.
+
+Invariant: a newcomer's group has at most 1 / (I + J) of the mass of a typical step of own groups, and an established
+node's group at most MASS_FACTOR times that; n groups of one source have at most n times as much. Own groups, and all
+other groups within the bound, are unchanged bit for bit.
 Shape letters: N rollouts, L longest response in tokens, M groups.
 """
 
@@ -24,11 +25,11 @@ WINDOW: Final = 64  # updates whose own groups are the reference
 
 
 def rollout_masses(by_logprob: Tensor, by_entropy: Tensor | None, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Masses [N, 2] of rollouts, as `Masses`: sum |c_t|, sum |c_t| (1 - pi_t); those of the entropy are in both.
+    """Masses [N, 2] of rollouts: sum |c_t| and sum |c_t| (1 - pi_t), with the sizes of entropy coefficients in both.
 
     Args:
         by_logprob: [N, L], coefficients.
-        by_entropy: [N, L], those of the entropy.
+        by_entropy: [N, L], coefficients of the entropy, or None.
         logprobs: [N, L] nats, log pi.
         mask: bool [N, L].
     """
@@ -38,11 +39,11 @@ def rollout_masses(by_logprob: Tensor, by_entropy: Tensor | None, logprobs: Tens
 
 
 def clip_factors(batch: Batch, masses: Tensor) -> Tensor | None:
-    """Factor [N] in (0, 1] of each rollout's coefficients; None where every group is within its bound.
+    """Factor [N] in [0, 1] for each rollout's coefficients; None if nothing is to be clipped.
 
     Args:
-        batch: `mass_clip.used` holds the part of each group's bound that earlier batches took.
-        masses: [N, 2], of its rollouts.
+        batch: has in `mass_clip.used` the part of each group's bound that earlier micro-batches used.
+        masses: [N, 2], of the batch's rollouts, before the clip.
     """
     clip = batch.mass_clip
     if clip is None or not bool(batch.from_peers.any()):
@@ -62,16 +63,16 @@ def clip_factors(batch: Batch, masses: Tensor) -> Tensor | None:
 
 
 def group_masses(batch: Batch, masses: Tensor) -> Tensor:
-    """Masses [M, 2] of groups, float64."""
+    """Masses of groups, the sums over their rollouts: float64 [M, 2]."""
     total = torch.zeros((len(batch.sources), 2), dtype=torch.float64, device=masses.device)
     return total.index_add_(0, batch.group_index, masses.double())
 
 
 def clip_figures(parts: Iterable[tuple[Batch, Tensor]]) -> tuple[int, float]:
-    """(groups that were clipped, share of other nodes in what is left of sum |c_t|) of one update.
+    """Returns (number of clipped groups, share of other nodes in sum |c_t| after the clip) of one update.
 
     Args:
-        parts: batches of the update with the masses [N, 2] of their rollouts, before the clip.
+        parts: each batch of the update with the masses [N, 2] of its rollouts, before the clip.
     """
     num_clipped, own, others = 0, 0.0, 0.0
     for batch, masses in parts:
@@ -86,10 +87,10 @@ def clip_figures(parts: Iterable[tuple[Batch, Tensor]]) -> tuple[int, float]:
 
 
 def scope_of(recipe: Recipe, batch: Batch, num_ranks: int = 1) -> Scope:
-    """Reach of a coefficient with the clip: the step while there is no reference but the step itself.
+    """Returns the scope of a coefficient with the clip: STEP if the clip has no reference but the step itself.
 
-    Micro-batches one after the other take what is left of a group's bound; those of several processes share no such
-    count, and hold whole groups.
+    In one process, each micro-batch gets what earlier ones left of a group's bound. Several processes share no such
+    count, so their micro-batches contain whole groups.
     """
     if batch.mass_clip is None or not bool(batch.from_peers.any()):
         return recipe.scope
@@ -99,13 +100,13 @@ def scope_of(recipe: Recipe, batch: Batch, num_ranks: int = 1) -> Scope:
 
 
 def reference_masses(parts: Iterable[tuple[Batch, Tensor]]) -> Masses | None:
-    """Masses of a usual group of one update, times its number of groups; None where nobody moves anything.
+    """Masses of a typical group of one update, times the number of groups; None if all masses are 0.
 
-    That is the mean of own groups; without any, the median over established sources, and without those over all: it
-    takes half of them to move it.
+    The mean of own groups; without own groups, the median of the means of established sources; without these, of
+    newcomers. Only half of the sources together can shift the median.
 
     Args:
-        parts: batches of the update with the masses [N, 2] of their rollouts, before any clip.
+        parts: each batch of the update with the masses [N, 2] of its rollouts, before the clip.
     """
     own: list[tuple[float, float]] = []
     established: dict[str, list[tuple[float, float]]] = {}
@@ -130,17 +131,17 @@ def reference_masses(parts: Iterable[tuple[Batch, Tensor]]) -> Masses | None:
 
 @dataclass(slots=True)
 class MassHistory:
-    """Reference masses of the newest updates, by recipe; plain data of the checkpoint."""
+    """Reference masses of the last WINDOW updates of each recipe, as plain data for checkpoints."""
 
     seen: dict[str, list[list[float]]]  # name of the recipe -> (sum |c_t|, pull), oldest first
 
     def clip(self, recipe: Recipe, num_groups: float, parts: Sequence[tuple[Batch, Tensor]]) -> MassClip:
-        """The bound for the next batch of an update.
+        """Returns the bound for the next batch of an update: by the median of remembered updates, else by `parts`.
 
         Args:
             recipe: main recipe of the step.
             num_groups: nominal groups of an update, I + J.
-            parts: of this update so far: what counts while nothing is remembered.
+            parts: batches of this update so far, with masses [N, 2]; used if no update is remembered.
         """
         columns = list(zip(*self.seen.get(recipe.name, ()), strict=True))
         if not columns:
@@ -150,12 +151,12 @@ class MassHistory:
         )
 
     def observe(self, recipe: Recipe, parts: Sequence[tuple[Batch, Tensor]]) -> None:
-        """Remembers an update that was made."""
+        """Appends the reference masses of a finished update, if any mass is above 0."""
         found = reference_masses(parts)
         if found is not None:
             self.seen[recipe.name] = [*self.seen.get(recipe.name, ()), [found.coefficients, found.pull]][-WINDOW:]
 
     @staticmethod
     def from_json(data: Any) -> "MassHistory":
-        """The history in a checkpoint; empty data begins anew."""
+        """Loads the history from the data of a checkpoint; empty data gives an empty history."""
         return MassHistory({name: [list(pair) for pair in pairs] for name, pairs in dict(data).items()})

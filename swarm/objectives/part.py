@@ -36,7 +36,7 @@ Memory = Mapping[str, Any]
 
 
 class Scope(StrEnum):
-    """Tokens that a coefficient depends on; beyond a rollout the step is scored before its first backward."""
+    """Tokens that a coefficient depends on; for GROUP and STEP a step is scored before its first backward pass."""
 
     TOKEN = "token"
     ROLLOUT = "rollout"
@@ -45,7 +45,7 @@ class Scope(StrEnum):
 
     @property
     def reach(self) -> int:
-        """Place in the order token < rollout < group < step."""
+        """Index in the order token < rollout < group < step, from 0."""
         return tuple(Scope).index(self)
 
 
@@ -78,7 +78,7 @@ class Requirement(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Noise:
-    """Gaussian noise on the input of every layer while the learner scores an update; nobody else sees it."""
+    """Gaussian noise that the learner adds to the input of every layer while it scores an update."""
 
     std: float  # of each layer's noise before the first update, in units of a hidden state
     rate: float  # learning rate of Adam on log(std)
@@ -86,7 +86,7 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """A chunk of c trained tokens as the scoring pass sees it, for probes; nothing in it may be changed."""
+    """Values of the scoring pass for a chunk of c trained tokens; a probe must not modify them."""
 
     hidden: Tensor  # [c, H], last hidden states
     logits: Tensor  # [c, V], float32 at least, at temperature 1
@@ -95,14 +95,14 @@ class Prediction:
 
 
 Probe = Callable[[Prediction], Tensor]
-"""One number [c] of each token that log-prob and entropy do not give; constant, computed without gradient."""
+"""Function that returns one number for each token, [c]; called without gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """A batch together with what the policy being optimised makes of it.
+    """A batch scored under the policy being optimised.
 
-    Gradient flows through `logprobs` and `entropy` only; a part that wants constants detaches.
+    Gradient flows to `logprobs` and `entropy`, also through `log_ratio`; a part that needs constants detaches them.
     """
 
     batch: Batch
@@ -124,13 +124,13 @@ class Scored:
 
     @property
     def proximal(self) -> Tensor:
-        """Log-probs [N, L] at the start of the update, constant: with one update a batch, the policy's own."""
+        """Log-probs [N, L] at the start of the update, constant; the current ones if the batch has no others."""
         stored = self.batch.proximal_logprobs
         return self.logprobs.detach() if stored is None else stored.to(self.logprobs.dtype)
 
     @property
     def reference(self) -> Tensor:
-        """Log-probs [N, L] of the frozen reference policy."""
+        """Log-probs [N, L] of the frozen reference policy; the recipe must declare `reference_logprobs`."""
         assert self.batch.reference_logprobs is not None, "the recipe does not declare reference_logprobs"
         return self.batch.reference_logprobs.to(self.logprobs.dtype)
 
@@ -159,7 +159,7 @@ class Bound:
     off: float | None = None  # also legal
 
     def allows(self, value: float) -> bool:
-        """True where a constant may have this value; NaN never."""
+        """True if the value is `off` or within all bounds; False for NaN."""
         return value == self.off or (
             value == value
             and (self.above is None or value > self.above)
@@ -188,7 +188,7 @@ def _hints(kind: type["Part"]) -> Mapping[str, Any]:
 
 
 def _fault(hint: Any, value: Any) -> str:
-    """Objection of a constant's type to its value, elements and alternatives included; empty for none."""
+    """Error text for a value that the bounds or literals in its type exclude; "" for a legal value."""
     kind, of = get_origin(hint), get_args(hint)
     if kind is Literal and value not in of:
         among = " nor ".join(map(repr, of)) if len(of) == 2 else ", ".join(map(repr, of))
@@ -207,9 +207,10 @@ def _fault(hint: Any, value: Any) -> str:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Part(ABC):
-    """A frozen dataclass without saying so; its fields are the constants that `learner.recipe_params` may override.
+    """Base of all parts; its subclasses become frozen dataclasses, with constants as fields.
 
-    What one constant may be stands in its type (`Positive`, `Share`, a Literal, any `Bound`); `check` is for several.
+    `learner.recipe_params` may override the constants. The type of a field states the bounds of one constant
+    (`Positive`, `Share`, a Literal, any `Bound`); `check` is for rules over several constants.
     """
 
     equation: ClassVar[str]
@@ -230,16 +231,16 @@ class Part(ABC):
         self.check()
 
     def check(self) -> None:  # noqa: B027  most parts have nothing to add
-        """Raises ConfigError for constants that do not go together."""
+        """Raises ConfigError for a combination of constants that is not allowed."""
 
     @property
     def needs(self) -> frozenset[Requirement]:
-        """Requirements: `always_needs`, and more where the constants ask for more."""
+        """Requirements of the part: `always_needs`, and in some subclasses others that depend on the constants."""
         return self.always_needs
 
     @property
     def probes(self) -> Mapping[str, Probe]:
-        """Probes that it reads from `Scored.probes`; one name means one function of all parts, constants included."""
+        """Probes that the part reads from `Scored.probes`; in all parts, one name must mean one function."""
         return {}
 
     def initial(self) -> Memory:
@@ -247,11 +248,11 @@ class Part(ABC):
         return {}
 
     def observe(self, memory: Memory, scored: Scored) -> Memory:
-        """Memory after a step, from the memory before it and the whole step."""
+        """Returns the memory after a step, from the memory before the step and the whole step, scored."""
         return memory
 
     def remembered(self, batch: Batch) -> Memory:
-        """Its own part of the batch's memory."""
+        """Returns the memory of this part in the batch; the initial memory if the batch has none."""
         return batch.memory.get(type(self).__name__) or self.initial()
 
 
@@ -260,60 +261,60 @@ class RewardPart(Part):
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Tensor:
-        """New rewards [N] of the whole step."""
+        """Returns the new rewards [N] of the whole step."""
 
 
 class AdvantagePart(Part):
-    """Advantages from rewards and groups of the whole step."""
+    """Computes advantages from the rewards and groups of the whole step."""
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Tensor:
-        """[N] or [N, L]; NaN drops a rollout or token whose reward counts only in those of others."""
+        """Returns advantages [N] or [N, L]; NaN drops a rollout or token, whose reward still counts in statistics."""
 
 
 class ShapePart(Part):
-    """Changes advantages by what the policy makes of the rollouts (entropy, confidence)."""
+    """Changes advantages by values of the scored policy, such as its entropy or confidence."""
 
     @abstractmethod
     def __call__(self, scored: Scored) -> Tensor:
-        """New advantages [N, L], constant."""
+        """Returns the new advantages [N, L], used as constants."""
 
 
 class RatioPart(Part):
-    """The importance ratio."""
+    """Computes the importance ratio."""
 
     @property
     def noise(self) -> Noise | None:
-        """Noise under which the numerator is scored; a part that returns some needs `PERTURBED_LOGPROBS`."""
+        """Noise under which the numerator is scored, or None; a part with noise must need `PERTURBED_LOGPROBS`."""
         return None
 
     @abstractmethod
     def __call__(self, scored: Scored) -> Tensor:
-        """Log-ratio [N, L], 0 off the mask, bounded so that exp is finite."""
+        """Returns the log-ratio [N, L], 0 off the mask, bounded so that exp is finite."""
 
 
 class WeightPart(Part):
-    """Token losses from log-ratio and advantage: trust regions and detached weights."""
+    """Computes token losses from log-ratio and advantage: trust regions and detached weights."""
 
     @abstractmethod
     def __call__(self, scored: Scored) -> TokenLosses:
-        """Losses and which tokens were bounded; what stands off the mask is ignored."""
+        """Returns the losses and a mark of the bounded tokens; values off the mask are ignored."""
 
 
 class CorrectionPart(Part):
-    """A constant factor on token losses, for what the ratio does not correct; 0 drops a token."""
+    """Computes a constant factor on token losses, for an error that the ratio does not correct; 0 drops a token."""
 
     @abstractmethod
     def __call__(self, scored: Scored) -> Tensor:
-        """[N, L], >= 0, without gradient."""
+        """Returns the factor [N, L], >= 0; its gradient is ignored."""
 
 
 class AggregatePart(Part):
-    """From token losses to one number that adds up over micro-batches."""
+    """Reduces token losses to one number that adds up over micro-batches."""
 
     @abstractmethod
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
-        """Scalar; `losses` [N, L] are 0 off the mask, denominators are totals of the whole step."""
+        """Returns a scalar; `losses` [N, L] are 0 off the mask, denominators must be totals of the whole step."""
 
 
 class TermPart(Part):
@@ -321,39 +322,39 @@ class TermPart(Part):
 
     @abstractmethod
     def __call__(self, scored: Scored) -> Tensor:
-        """Scalar that adds up over micro-batches, its strength included."""
+        """Returns a scalar that adds up over micro-batches, its strength included."""
 
 
 class PromptPart(Part):
-    """Chooses which prompt is asked next and how often it is answered, by what our own groups were rewarded.
+    """Chooses the next prompt and the number of its responses, by the rewards of our own groups.
 
-    A prompt is known by its key, such as "sums/17". Its memory is folded over our groups in the order of the
-    questions, with `seen`; `observe` is not used.
+    The key of a prompt, such as "sums/17", identifies the prompt. `seen` updates the memory with each of our groups,
+    in the order of the questions; `observe` is not used.
     """
 
     def odds(self, memory: Memory, keys: Sequence[str]) -> list[float]:
-        """Weight >= 0 of each candidate; where all are 0 any may be asked."""
+        """Returns the sampling weight >= 0 of each candidate prompt; if all are 0, any may be asked."""
         return [1.0] * len(keys)
 
     def counts(self, memory: Memory, keys: Sequence[str], group_size: int, largest: int) -> list[int]:
-        """Number of first responses to each of these prompts: in [2, largest], with mean `group_size`."""
+        """Returns the number of first responses to each of these prompts: in [2, largest], with mean `group_size`."""
         return [group_size] * len(keys)
 
     def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
-        """Number of further responses to a prompt after these, at most `largest` in all; 0: enough."""
+        """Returns the number of further responses to a prompt after these `rewards`; at most `largest` in total."""
         return 0
 
     def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
-        """Memory after a group with these rewards, in [0, 1]."""
+        """Returns the memory after a group of responses to a prompt, with rewards in [0, 1]."""
         return memory
 
 
 def on_mask(values: Tensor, mask: Tensor) -> Tensor:
-    """`values` [N, L] or [N, 1] on the mask: [N, L], 0 off it, whatever stands there."""
+    """`values` ([N, L] or [N, 1]) on the mask, 0 off the mask even where `values` is NaN: [N, L]."""
     return torch.where(mask, values, torch.zeros_like(values))
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum of `values` [N, L] over `mask`, in at least float32; what is off the mask may be NaN."""
+    """Sum of `values` [N, L] over `mask`, in at least float32; values off the mask may be NaN."""
     kept = on_mask(values, mask)
     return kept.to(torch.promote_types(kept.dtype, torch.float32)).sum()

@@ -41,7 +41,7 @@ _DRAWN_KINDS = (RewardPart, AdvantagePart)  # computed once for each draw, befor
 class Recipe:
     """A method: loss = aggregate(corrections * weight(ratio, shaped advantages)) + terms.
 
-    Example: `swarm/objectives/methods/grpo.py` is a whole one.
+    Example: `swarm/objectives/methods/grpo.py` defines a recipe.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Recipe:
 
     @property
     def scope(self) -> Scope:
-        """Reach of a token's coefficient, advantages (which are computed first) aside."""
+        """Scope of a token's coefficient at given advantages: the widest scope of the parts after `advantage`."""
         return max((part.scope for _, part in self._addressed(_SCORED_SLOTS)), key=lambda scope: scope.reach)
 
     @property
@@ -86,12 +86,12 @@ class Recipe:
 
     @property
     def probes(self) -> dict[str, Probe]:
-        """Results of the scoring pass besides log-prob and entropy, by name."""
+        """Probes of all parts, by name."""
         return {name: probe for _, part in self.parts for name, probe in part.probes.items()}
 
     @property
     def needs_proximal_first(self) -> bool:
-        """True where rewards or advantages take the proximal log-probs, which then are scored before anything else."""
+        """True if a reward or advantage part needs proximal log-probs, which are then scored first."""
         return any(Requirement.PROXIMAL_LOGPROBS in part.needs for _, part in self._addressed(_STEP_SLOTS))
 
     @property
@@ -104,7 +104,7 @@ class Recipe:
         }
 
     def accepts(self, correction: Correction) -> bool:
-        """True where this recipe may learn from rollouts of that correction."""
+        """True if this recipe may learn from rollouts with this correction."""
         return correction is Correction.EXACT or Requirement.BEHAVIOR_LOGPROBS not in self.needs
 
     def with_params(self, overrides: Mapping[str, Any]) -> "Recipe":
@@ -114,7 +114,7 @@ class Recipe:
             overrides: address -> value, flat ("weight.low") or nested ({"weight": {"low": 0.1}}).
 
         Raises:
-            ConfigError: an unknown address, another type, or a value that the part refuses.
+            ConfigError: an address is unknown, a value has another type than the constant, or the part refuses a value.
         """
         known, recipe = self.constants, self
         for address, value in _flat(overrides):
@@ -127,16 +127,16 @@ class Recipe:
         return recipe
 
     def initial_memory(self) -> dict[str, Memory]:
-        """Memory of the parts before the first step."""
+        """Returns the memory of the parts before the first step, by class name; empty memories are left out."""
         return {type(part).__name__: memory for part in self._learning if (memory := part.initial())}
 
     def observe(self, scored: Scored, of: Literal["step", "draw", "update"] = "step") -> dict[str, Memory]:
-        """Memory of the parts after a step.
+        """Returns the memory of the parts after a step, by class name; empty memories are left out.
 
         Args:
-            scored: their view of the step.
-            of: a step with several updates asks `draw` once, with the whole draw, for parts that shape rewards and
-                advantages, and `update` after each update, with its slice, for all other parts.
+            scored: the step, or with several updates the draw or the slice of an update.
+            of: parts that are asked: "draw" for those of rewards and advantages, "update" for all others, "step" for
+                both. A step with several updates asks "draw" once and "update" after each update.
         """
         parts = [part for part in self._learning if of == "step" or (of == "draw") == isinstance(part, _DRAWN_KINDS)]
         seen = {type(part).__name__: part.observe(part.remembered(scored.batch), scored) for part in parts}
@@ -144,7 +144,7 @@ class Recipe:
 
     @property
     def _learning(self) -> Iterator[Part]:
-        """The parts that see optimizer steps; what `prompts` remembers belongs to the generator."""
+        """Parts whose memory follows optimizer steps: all but `prompts`, whose memory belongs to the generator."""
         return (part for _, part in self.parts if not isinstance(part, PromptPart))
 
     def _addressed(self, slots: tuple[str, ...]) -> Iterator[tuple[str, Part]]:
@@ -171,7 +171,7 @@ class Recipe:
 
 
 def part_name(part: Part) -> str:
-    """Its class in snake case: `TruncatedRatio` is truncated_ratio."""
+    """Returns the class name of a part in snake case, such as "truncated_ratio" for a `TruncatedRatio`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(part).__name__).lower()
 
 
@@ -184,7 +184,7 @@ def _flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _checked(address: str, default: Any, value: Any) -> Any:
-    """`value` as the type of `default`. Raises ConfigError where it is of another."""
+    """Returns `value`, an int for a float as float. Raises ConfigError if it has another type than `default`."""
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(default):

@@ -71,7 +71,7 @@ _FIXES = {
 
 
 def check_supply(recipe: Recipe, supplied: Collection[Requirement]) -> None:
-    """Refuses a recipe that the run cannot feed. Raises ConfigError: the message names what is missing and the fix."""
+    """Raises ConfigError, with every gap and its fix, if the run does not supply all requirements of the recipe."""
     missing = sorted(recipe.needs - set(supplied))
     if missing:
         reasons = "; ".join(f"{need}: {_FIXES[need]}" for need in missing)
@@ -79,12 +79,12 @@ def check_supply(recipe: Recipe, supplied: Collection[Requirement]) -> None:
 
 
 def how_to_supply(need: Requirement) -> str:
-    """The way for a run to supply a requirement."""
+    """Returns a text on how a run supplies a requirement, or why no run can."""
     return _FIXES[need]
 
 
 def supplied_by(config: NodeConfig) -> frozenset[Requirement]:
-    """Requirements that a node with this configuration supplies."""
+    """Requirements that a node with this configuration supplies. Raises ConfigError if an environment has a fault."""
     asked = [
         env
         for env in config.environments
@@ -107,7 +107,7 @@ def supplied_by(config: NodeConfig) -> frozenset[Requirement]:
 
 
 def _supplied_by(config: EnvironmentConfig) -> frozenset[Requirement]:
-    """Requirements that an environment supplies. Raises ConfigError where it cannot be built."""
+    """Requirements that an environment supplies. Raises ConfigError if the environment cannot be built."""
     if config.kind == "function" and config.reward_weights:
         return frozenset({Requirement.REWARD_PARTS})
     if config.kind in SINGLE_ANSWERS:  # and slow to build

@@ -1,4 +1,4 @@
-"""Pages for browsers: one frame, style sheet and script, for a file that stands alone and for pages that are served.
+"""Pages for browsers: one frame, style sheet and script, both for self-contained files and for served pages.
 
 Invariant: every text is escaped; a served page runs no script and loads nothing but its own server's two files.
 """
@@ -23,8 +23,11 @@ _KINDS: Final = {"style.css": "text/css; charset=utf-8", "page.js": "text/javasc
 
 
 def templates(package: str) -> Environment:
-    """Templates of a package, which extend `page.html`. They are given `root`: the path under which style sheet and
-    script are served, with its slash; "" for a page that is a file and has both inside."""
+    """Returns the environment for the templates of a package, which extend `page.html`.
+
+    Each template must be rendered with `root`: the path, with final slash, under which style sheet and script are
+    served; "" for a self-contained file, which includes both.
+    """
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("swarm.pages")]),
         autoescape=True,
@@ -39,18 +42,18 @@ def templates(package: str) -> Environment:
 
 
 def html_page(html: str) -> Page:
-    """A page to be served."""
+    """Returns an HTML page to serve, with the security headers."""
     return Page(body=html.encode(), kind="text/html; charset=utf-8", headers=SECURITY)
 
 
 def asset(name: str) -> Page | None:
-    """The style sheet or the script; None for another name."""
+    """Returns the style sheet or the script to serve; None for another name."""
     kind = _KINDS.get(name)
     return None if kind is None else Page(body=_read(name).encode(), kind=kind, headers=SECURITY)
 
 
 def _shown(value: Any) -> Any:
-    """A value as a page shows it; markup comes from our own charts alone."""
+    """Returns a value as a page shows it, text made printable; only our own charts are markup."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -1,7 +1,7 @@
 """Line, bar and matrix charts as inline SVG, with colours from the page's style sheet.
 
-Not matplotlib's SVG (24 KB a chart instead of 33): its colours are fixed, so that a page cannot follow a dark theme; it
-has no figure to show for a point under the mouse; and the page would need the optional `report` extra.
+matplotlib's SVG (24 KB a chart instead of 33) is not used: its colours are fixed, so a page could not follow a dark
+theme; it shows no value for a point under the mouse; and the page would need the optional `report` extra.
 
 Invariant: every text is escaped, every coordinate finite; a chart without data reads "nothing was measured".
 """
@@ -42,7 +42,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scale:
-    """Data range to pixels."""
+    """Maps a data range to pixels, linearly."""
 
     low: float
     high: float
@@ -63,11 +63,11 @@ def line_chart(
     level_name: str = "",
     marks: Sequence[Mark] = (),
 ) -> Markup:
-    """Lines over a common x; lines without points are skipped.
+    """Draws lines over a common x; lines without points are skipped.
 
     Args:
         y_range: fixed range; None fits the data.
-        level: a horizontal reference line (such as a baseline), named `level_name`.
+        level: value of a horizontal reference line, such as a baseline, with the label `level_name`.
     """
     shown = [line for line in series if line.points]
     if not shown:
@@ -91,7 +91,7 @@ def line_chart(
 def bar_chart(
     groups: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, x_label: str, names: Sequence[str] = ()
 ) -> Markup:
-    """Vertical bars of (category, ((series, value), ...)), one stack each; the order of `names` decides colours."""
+    """Draws a vertical stack for each (category, ((series, value), ...)); the order of `names` decides colours."""
     totals = [sum(value for _, value in stack) for _, stack in groups]
     if not totals or max(totals) <= 0:
         return _nothing()
@@ -112,7 +112,7 @@ def bar_chart(
 
 
 def stacked_rows(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, names: Sequence[str], unit: str) -> Markup:
-    """Horizontal stacks of (label, ((part, value), ...)) on one scale; the order of `names` decides their colours."""
+    """Draws horizontal stacks of (label, ((part, value), ...)) on one scale; the order of `names` decides colours."""
     longest = max((sum(value for _, value in parts) for _, parts in rows), default=0.0)
     if longest <= 0:
         return _nothing()
@@ -136,7 +136,7 @@ def stacked_rows(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, nam
 
 
 def matrix(rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], *, what: str) -> Markup:
-    """A table of counts as shaded squares: `values[r][c]`, rows down, columns across."""
+    """Draws a table of counts as shaded squares: `values[r][c]`, rows down, columns across."""
     if not rows or not columns:
         return _nothing()
     indent = 120.0
@@ -161,13 +161,13 @@ def matrix(rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequenc
 
 
 def padded(low: float, high: float) -> tuple[float, float]:
-    """The range with a margin of 6 %; one wide around a single value."""
+    """Returns the range with a margin of 6 %; for a single value, a margin of half its size, or 0.5 for 0."""
     margin = 0.06 * (high - low) or 0.5 * abs(high) or 0.5
     return low - margin, high + margin
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round values inside a range, about `count` of them."""
+    """Returns round values inside a range, at most about `count`; only `low` for an empty range."""
     if not high > low:
         return [low]
     rough = (high - low) / count
@@ -190,7 +190,7 @@ def _x_title(text: str) -> Markup:
 
 
 def _line(line: Series, x: _Scale, y: _Scale, x_label: str) -> Markup:
-    """A line with a dot at each point; between its lowest and highest neighbours a band, where points are means."""
+    """Draws a line with a dot at each point; where points are means, a band spans the lowest and highest values."""
     size = math.ceil(len(line.points) / MAX_POINTS)
     parts = [line.points[begin : begin + size] for begin in range(0, len(line.points), size)]
     points = [(part[len(part) // 2][0], fmean(b for _, b in part)) for part in parts]
@@ -241,7 +241,7 @@ def _nothing() -> Markup:
 
 
 def element(name: str, *children: str, **attributes: str | float) -> Markup:
-    """An element; `class_` is written as class, `text_anchor` as text-anchor. All but markup is escaped."""
+    """Returns an element; `class_` is written as class, `text_anchor` as text-anchor. Plain text is escaped."""
     shown = [
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), each if isinstance(each, str) else number(each))
         for key, each in attributes.items()
@@ -255,13 +255,13 @@ def _clip(text: str, pixels: float) -> str:
 
 
 def number(value: float) -> str:
-    """A coordinate with at most two digits behind the point."""
+    """Formats a finite coordinate with at most two decimals."""
     assert math.isfinite(value), value
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def _value(value: float) -> str:
-    """Three significant digits, with spaces between thousands."""
+    """Formats a value with three significant digits; integers and values from 1000 on in full, in groups of three."""
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}".replace(",", " ")
     if abs(value) < 1e-3:

@@ -23,7 +23,7 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MapNode:
-    """A dot of the map, green while the node lives."""
+    """A dot of the map, green if the node is live."""
 
     key: str
     name: str
@@ -42,7 +42,7 @@ class MapLink:
 
 
 def swarm_map(nodes: Sequence[MapNode], links: Sequence[MapLink]) -> Markup:
-    """Nodes as dots, an arrow from each source to each learner, as thick as its groups are many."""
+    """Draws nodes as dots, with an arrow from each source to each learner; more groups make a thicker arrow."""
     if not nodes:
         return element("p", "nobody yet", class_="nothing")
     shown = nodes[:MAX_NODES]
@@ -65,7 +65,7 @@ def swarm_map(nodes: Sequence[MapNode], links: Sequence[MapLink]) -> Markup:
 
 
 def _places(count: int) -> list[Place]:
-    """On a ring, or filling a disc evenly."""
+    """Returns places of dots: a single one in the middle, few on a ring, many spread evenly over a disc."""
     middle = (_WIDTH / 2, _HEIGHT / 2)
     if count == 1:
         return [middle]
@@ -78,7 +78,7 @@ def _places(count: int) -> list[Place]:
 
 
 def _arrow(begin: Place, end: Place, link: MapLink, most: float, radius: float) -> Markup:
-    """A curve that bends to the right, so that two arrows between the same nodes do not overlap."""
+    """Draws a curved arrow, always bent to the same side so that opposite arrows between two nodes do not overlap."""
     dx, dy = end[0] - begin[0], end[1] - begin[1]
     bend = ((begin[0] + end[0]) / 2 - 0.15 * dy, (begin[1] + end[1]) / 2 + 0.15 * dx)
     ux, uy = end[0] - bend[0], end[1] - bend[1]

@@ -1,7 +1,7 @@
-"""Published methods: a file for each paper, named by its acronym; or `my_file.py:RECIPE` of the user's own.
+"""Published methods, one file for each paper, named by its acronym; and loading of recipes, also of the user's own.
 
-Invariant: a file holds what no other method uses, its recipe and their source; every `Recipe` at its top level is
-built in under its own name. Importing this package loads no recipe and no torch.
+Invariant: a file contains its recipe, the parts that no other method uses, and their sources; every `Recipe` at the top
+level of a file is built in under the recipe's name. Importing this package loads no recipe and no torch.
 Shape letters in every file here: N rollouts, L longest response in tokens, M groups, G members of a group.
 """
 
@@ -29,20 +29,21 @@ def list_recipes() -> tuple[str, ...]:
 
 
 def built_in_name(spec: str) -> str | None:
-    """The built-in recipe of that name or acronym, `dr_grpo` of "Dr.GRPO"; None where there is none."""
+    """Returns the name of the built-in recipe with this name or acronym ("Dr.GRPO" is `dr_grpo`); None if unknown."""
     return _plain_names().get(_plain(spec))
 
 
 def load_recipe(spec: str, params: Mapping[str, Any] | None = None, key: str = "learner.recipe") -> "Recipe":
-    """A recipe with some of its constants replaced.
+    """Loads a recipe and replaces some of its constants.
 
     Args:
         spec: a built-in name or its acronym, `my_file.py:NAME`, or `package.module:NAME`.
         params: overrides of constants by address, such as {"weight.high": 0.28}.
-        key: of the configuration that names it, for messages.
+        key: configuration key that names the recipe, for error messages.
 
     Raises:
-        ConfigError: unknown name (with the names most like it), not a recipe, unknown constant.
+        ConfigError: the name is unknown (the message suggests similar names), the object cannot be loaded or is not a
+            recipe, or a constant is unknown or has an illegal value.
     """
     from swarm.objectives.recipe import Recipe
 
@@ -59,10 +60,10 @@ def load_recipe(spec: str, params: Mapping[str, Any] | None = None, key: str = "
 
 
 def load_recipes(learner: LearnerConfig) -> "RecipeSet":
-    """The recipe of a learner, and those for the kinds of rollouts that it cannot learn from.
+    """Loads the main recipe of a learner and its fallback recipes for other kinds of rollouts.
 
     Raises:
-        ConfigError: as `load_recipe`, or a kind's recipe cannot learn from that kind.
+        ConfigError: as for `load_recipe`, or a fallback recipe does not accept its kind.
     """
     from swarm.objectives.fallbacks import KEYS, RecipeSet
 
@@ -72,10 +73,10 @@ def load_recipes(learner: LearnerConfig) -> "RecipeSet":
 
 
 def recipes_of(config: NodeConfig) -> "RecipeSet":
-    """The recipes of a node, everything that they need supplied by its run.
+    """Loads the recipes of a node and checks that its run supplies all their requirements.
 
     Raises:
-        ConfigError: names the key, and what is missing with its fix.
+        ConfigError: as for `load_recipes`, or a requirement is not supplied; the message names each gap and its fix.
     """
     from swarm.objectives.requirements import check_supply, supplied_by
 
@@ -93,7 +94,7 @@ def source_of(spec: str) -> str:
 
 @functools.cache
 def _files() -> dict[str, Path]:
-    """Recipe name -> its file, read as text: a coordinator checks names and has no torch to import recipes with."""
+    """Recipe name -> file, found in the text of the files: a coordinator checks names and cannot import torch."""
     paths = (path for path in Path(__file__).parent.glob("*.py") if path.stem != "__init__")
     return {name: path for path in paths for name in re.findall(r'(?m)^    name="(\w+)",$', path.read_text("utf-8"))}
 
@@ -104,13 +105,13 @@ def _plain_names() -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """An acronym as files are named by it, without separators: "REINFORCE++" is reinforceplusplus."""
+    """Returns a name or acronym in lower case without separators, such as "reinforceplusplus" for "REINFORCE++"."""
     spelled = name.lower().replace("+", "plus").replace("*", "star").replace("@", "at")
     return re.sub(r"[^a-z0-9]", "", spelled)
 
 
 def _similar(spec: str) -> str:
-    """Suggestions for an unknown name: names that contain it, names like it, or methods described in its words."""
+    """Text with suggestions for an unknown name: names that contain it, files that contain its words, close matches."""
     known, wanted = list_recipes(), spec.lower().replace("-", "_")
     found = [name for name in known if wanted and wanted in name]
     if words := re.findall(r"[a-z0-9]+", wanted):

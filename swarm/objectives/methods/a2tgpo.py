@@ -2,9 +2,9 @@
 
     n_k = z of the gain among the group's turns k; A_k = z_G(R) + .3 sum_{j>=k} n_j / sqrt(terms); widths times c_k
 
-c_k = 1 + .3 (2 sigmoid(n_k) - 1), 1 for the last turn, which has no gain. Turns of one number see alike contexts, and
-the root keeps the size of a sum of z-scores whatever its length. Known from notes on the paper. Ours: no discount; the
-half-widths, which are those of AT2PO for the same ratio; a mean over rollouts, as there.
+c_k = 1 + .3 (2 sigmoid(n_k) - 1), 1 for the last turn, which has no gain. Turns of one number see similar contexts, and
+the root keeps the scale of a sum of z-scores at any length. Known from notes on the paper. Ours: no discount; AT2PO's
+half-widths for the same ratio; a mean over rollouts, as in AT2PO.
 """
 
 from typing import Final
@@ -42,7 +42,7 @@ _FLOOR: Final = 1e-6  # of deviations
 
 
 def relative_gains(batch: Batch) -> Tensor:
-    """float64 [N, K]: z-score of a turn's gain among the group's turns of its number that have one; 0 elsewhere."""
+    """float64 [N, K]: z-score of a turn's gain among the group's turns of the same number; 0 for last turns."""
     turns = turns_of(batch)
     cells = turn_cells(batch, turns) * 2 + turns.is_last  # the last turns have cells of their own: they have no gain
     found = by_cell(information_gains(batch), cells, turns, lambda values, own: group_scores(values, own, _FLOOR))
@@ -52,7 +52,7 @@ def relative_gains(batch: Batch) -> Tensor:
 class TurnGroup(AdvantagePart):
     """Z-score of the outcome, plus the rescaled sum of the relative gains from the turn on.
 
-    Source: A2TGPO, arXiv:2605.06200, as a note on its code quotes.
+    Source: A2TGPO, arXiv:2605.06200, as quoted in a note on its code.
     """
 
     equation = "A_k = z_G(R) + strength sum_{K>j>=k} gamma^(j-k) n_j / sqrt(K - k), n_j = z_{G, j}(P_{j+1} - P_j)"
@@ -70,7 +70,7 @@ class TurnGroup(AdvantagePart):
 
 
 class GainClip(WeightPart):
-    """PPO's clip, wider for turns that gained more than others of their number, narrower for those that gained less.
+    """PPO's clip, wider for turns with more gain than other turns of their number, narrower for turns with less.
 
     Source: A2TGPO, arXiv:2605.06200.
     """

@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def staleness(batch: Batch) -> Tensor:
-    """alpha [N, 1] = (v_prox - v_mu)/(v_pi - v_mu) = age/(age + 1): the policy being made is one version ahead."""
+    """alpha [N, 1] = (v_prox - v_mu)/(v_pi - v_mu) = age/(age + 1): the policy in training is one version ahead."""
     age = batch.age_steps.clamp(min=0).to(batch.rewards.dtype)
     return (age / (age + 1))[:, None]
 
@@ -34,7 +34,7 @@ class InterpolatedProximalRatio(RatioPart):
 
 
 class InterpolatedMismatch(CorrectionPart):
-    """The weight of decoupled PPO at that proximal policy."""
+    """The weight of decoupled PPO, pi_prox / mu, at the interpolated proximal policy."""
 
     equation = "L_t <- sg[exp(alpha d_t)] L_t, alpha = age/(age+1)"
     always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS})

@@ -1,4 +1,4 @@
-"""Reference lead (A-LoL): likelihood of rollouts that beat the reference policy's value, weighted by their ratio to it.
+"""Reference lead (A-LoL): likelihood of rollouts above the reference policy's value, weighted by the ratio to it.
 
     (1/N) sum_i of -max(R - V, 0) sg[clip(pi(y)/pi_ref(y), .1, 1.9)] sum_t log pi; V the mean of R_ref
 
@@ -18,7 +18,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ReferenceLead(AdvantagePart):
-    """Excess of a reward over the reference policy's mean reward; 0 where there is none.
+    """Excess of a reward over the reference policy's mean reward; 0 for a reward below this mean.
 
     Source: A-LoL, arXiv:2305.14718 (there the value is a head trained on such responses).
     """
@@ -34,7 +34,7 @@ class ReferenceLead(AdvantagePart):
 class TrajectoryClip(WeightPart):
     """The clipped ratio of the whole trajectory as a constant weight of each of its tokens.
 
-    Wants a token ratio, which it multiplies up.
+    The recipe's ratio must be a token ratio, which is multiplied over the trajectory here.
 
     Source: A-LoL, arXiv:2305.14718; abaheti95/LoL-RL.
     """

@@ -2,8 +2,8 @@
 
     (1/N) sum_i (b2 log(pi(y)/pi_ref(y)) - (R - V))^2, V = .5 log mean exp(R_ref / .5), b2 .001
 
-The optimal value of a prompt comes from the reference policy's own answers, taken beforehand. No ratio to the
-generator: rollouts of any origin can be used, which the paper, with one fresh answer a prompt, does not do.
+The optimal value of a prompt is computed from the reference policy's own answers, sampled beforehand. There is no ratio
+to the generator, so rollouts of any origin can be used; the paper uses one fresh answer for each prompt.
 """
 
 import torch

@@ -13,7 +13,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ReferenceMomentum(AdvantagePart):
-    """Group z-score plus the bounded lead over the reference policy's response in the same place."""
+    """Group z-score plus the bounded lead over the reward of the reference policy's response with the same index."""
 
     equation = "A_i = (R_i - mean_G) / (std_G + floor) + clip(R_i - Rref_i, -low, high)"
     always_needs = frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})

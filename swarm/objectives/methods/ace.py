@@ -1,10 +1,10 @@
-"""ACE: a wrong answer is pushed down the harder, the more training itself has made of it.
+"""ACE: a wrong answer is pushed down the harder, the more training has raised its likelihood.
 
     A_i <- A_i (1 + alpha softplus(c_i)) where A_i < 0,    c_i = log pi(o_i) - log pi_ref(o_i), summed over its tokens
 
-Errors of exploration (c near 0) and those that are going away (c < 0) are nearly left alone; softplus did better than
-ReLU. Secondary: the abstract has c, public readings of the paper the rest. Ours: alpha 1, which is nowhere to be
-found, c held at +-20 so that one long answer cannot own a step, and GRPO as the rest (the paper adds it to DAPO, too).
+Errors of exploration (c near 0) and errors that are becoming rarer (c < 0) change least; softplus did better than
+ReLU. Secondary: the abstract has c, public readings of the paper the rest. Ours: alpha 1, as no source has the number,
+c held at +-20 so that one long answer cannot dominate a step, and GRPO as the rest (the paper also adds it to DAPO).
 """
 
 import torch
@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ConfidentErrors(ShapePart):
-    """Negative advantages grow with how much likelier than the reference policy their rollout is."""
+    """Scales up negative advantages, the more so the likelier the rollout is than under the reference policy."""
 
     equation = "A *= 1 + alpha log(1 + exp(c)) where A < 0, c = clamp(sum_t log pi_t/ref_t, -20, 20)"
     scope = Scope.ROLLOUT

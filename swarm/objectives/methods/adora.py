@@ -2,9 +2,8 @@
 
     z-score, times .1 unless longest success > mean failure below .95 limit; clip .2, token mean
 
-A group is useful when its longest success is longer than its usual failure. The released threshold for
-failures that were cut off is 4054 tokens; ours is a share of what each generator was allowed. Ours: clip and
-token mean around it.
+A group is useful if its longest success is longer than its mean failure. The released threshold for failures that
+were cut off is 4054 tokens; ours is a share of each generator's limit. Ours: clip and token mean.
 """
 
 import torch
@@ -16,7 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class UsefulGroups(AdvantagePart):
-    """Z-score, shrunk in groups where even the longest success is not longer than the usual failure."""
+    """Z-score, scaled by `damp` in groups whose longest success is not longer than the mean uncut failure."""
 
     equation = "A_i = z_i (1 if max |o| of R > correct exceeds mean |o| of the others below share Lmax, else damp)"
     damp: float = 0.1

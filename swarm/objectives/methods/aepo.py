@@ -16,7 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class EntropyScaled(ShapePart):
-    """Advantages grow at tokens where the policy is less sure than usual in the step, and shrink elsewhere.
+    """Scales advantages up at tokens with more entropy than the step's mean, and down at tokens with less.
 
     Source: AEPO (agentic entropy-balanced); its `core_algos.py`.
     """

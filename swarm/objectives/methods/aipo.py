@@ -3,7 +3,7 @@
     token mean of -min(pi/mu, 4) A
 
 Written as a surrogate, so a token over the cap has no gradient; LlamaRL's prose treats the cut ratio as a
-constant weight instead, which is `cispo` with the same cap. The paper's cap is said to lie between 2
+constant weight instead, which is `cispo` with the same cap. Secondary sources put the paper's cap between 2
 and 10. Ours: 4, and no KL or entropy term.
 """
 

@@ -1,12 +1,12 @@
-"""ALP: the policy on top of the ratio is perturbed in every layer, the one below is the generator as it was.
+"""ALP: the ratio's numerator is the policy with noise in every layer, its denominator the unperturbed generator.
 
     r_t = pi_{theta,delta}(o) / mu(o),    h_l <- h_l + sigma_l eps, eps ~ N(0, I), at the input of layer l
 
 One ratio corrects staleness and numerical mismatch alike: noise flattens the policy, so the ratio's tail stays short.
 The sigma_l are learned with the policy, on a logarithmic scale; gradient flows through the perturbed pass. As in the
-authors' single-turn script: product over the response, bounds .5 and 4, dual clip 10, sigma .02 at first; the rate of
-the sigmas is that of its multi-turn script, whose own sigma begins at 1e-6. Left out, as with GRPO here: its KL term
-of .001. Ours: noise follows the packing of rows, so responses that share a prompt share the prompt's noise.
+authors' single-turn script: product over the response, bounds .5 and 4, dual clip 10, sigma .02 at first; the learning
+rate of the sigmas is that of the multi-turn script, whose sigma begins at 1e-6. Left out, as in `grpo`: the KL term of
+.001. Ours: noise follows the packing of rows, so responses that share a prompt share the prompt's noise.
 """
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class PerturbedRatio(RatioPart):
-    """The ratio of a whole response, of a policy with noise in its layers to the generator."""
+    """The ratio of a whole response: the policy with noise in its layers over the generator."""
 
     equation = "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum d_t, -20, 20)), d = log pi_{theta,delta} - log mu"
     scope = Scope.ROLLOUT

@@ -18,10 +18,10 @@ from swarm.objectives.recipe import Recipe
 
 
 class FlippedClip(WeightPart):
-    """Positive tokens weigh the inverse of their ratio, so that rare ones catch up instead of common ones.
+    """A clip that weighs positive tokens by the inverse of their ratio, so that tokens that lag behind catch up.
 
-    Tokens whose entropy is in the upper part of their response have wider bounds. Positives stop above their
-    upper bound, negatives below their lower one; beyond `cap` a weight is held there and keeps its gradient.
+    Tokens whose entropy is in the upper part of their response have wider bounds. Positive tokens lose their gradient
+    above the upper bound, negative ones below the lower bound; a weight above `cap` becomes `cap` times log pi.
     """
 
     equation = (

@@ -2,8 +2,8 @@
 
     z + clip(-2 (p - mean p) / mean |o|, +-.7 |z|) for successes with a call at p; clip .2, token mean
 
-Added to the reward it would be normalised away or let a wrong answer win; added here it can never turn a
-sign. Ours: the call stands at the end of the first turn that has one; clip and token mean around it.
+Added to the reward, the bonus would be normalised away or let a wrong answer win; added to the advantage, it never
+turns a sign. Ours: the call counts as at the end of the first turn that has one; clip and token mean.
 """
 
 import torch
@@ -15,7 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class EarlyCall(AdvantagePart):
-    """Z-score, and for successes that called a tool a bounded bonus for calling it earlier than the others did."""
+    """Z-score; a success that called a tool also gets a bounded bonus or malus by the place of its first call."""
 
     equation = "A_i = z_i + clip(-strength (p_i - mean_G p) / mean_G |o|, -bound |z_i|, bound |z_i|)"
     always_needs = frozenset({Requirement.TURNS, Requirement.TOOL_CALLS})

@@ -15,7 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ShiftedMean(AdvantagePart):
-    """Reward minus a shifted group mean; below the mean, successes weigh more than failures."""
+    """Reward minus a shifted group mean; with a negative shift, successes weigh more than failures."""
 
     equation = "A_i = R_i - (mean_G + shift)"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})

@@ -2,9 +2,9 @@
 
     L = (1/M) sum_g [ n+/G mean_{t in +} L_t + n-/G mean_{t in -} L_t ]
 
-A token mean over the whole group couples sign with length (long wrong answers own the step); a mean of rollout
-means makes a token of a long answer count less. The sign is that of the advantage. Secondary: the formula as public
-readings of the paper agree on it, no released code. Ours: PPO's bounds and the unbiased group deviation.
+A token mean over the whole group couples sign with length (long wrong answers dominate the step); a mean of rollout
+means makes a token of a long answer count less. The sign is that of the advantage. Secondary: public readings of the
+paper agree on the formula, and no code is released. Ours: PPO's bounds and the unbiased group deviation.
 """
 
 import torch
@@ -16,7 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class BalancedMean(AggregatePart):
-    """Token means of a group's positive and negative rollouts, weighted by how many rollouts each has."""
+    """Sum of the token means of a group's positive and negative rollouts, each weighted by its share of rollouts."""
 
     equation = "L = (1/M) sum_g sum_{s in +,-} (n_s/G) sum_{i in s} sum_t L_t / sum_{i in s} |o_i|"
     scope = Scope.GROUP

@@ -1,4 +1,4 @@
-"""BAPO, as its released code has it: clip bounds raised each step until positives weigh as much as negatives.
+"""BAPO as in its released code: clip bounds are raised each step until positives weigh as much as negatives.
 
     lower bound first, unweighted pos/neg against 1, dual clip 3, token mean
 
@@ -44,7 +44,7 @@ class BalancedClip(WeightPart):
         return clip_surrogate(scored.log_ratio, scored.advantages, low, high, self.dual)
 
     def bounds(self, scored: Scored) -> tuple[float, float]:
-        """Ratio bounds (low, high) at which positive tokens contribute the target, as far as they can."""
+        """Returns the ratio bounds (low, high) at which positive tokens reach the target, else the last ones tried."""
         ratio, advantages = scored.log_ratio.detach().exp(), scored.advantages
         size = advantages.abs() * (scored.behavior.exp() if self.form == "paper" else 1.0)
         is_positive = advantages > 0

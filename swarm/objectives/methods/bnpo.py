@@ -19,10 +19,10 @@ _SAME = 1e-9  # success rates that differ by less are equal but for rounding
 
 
 class BetaNormalised(AdvantagePart):
-    """Reward minus success rate, weighed by a Beta distribution that follows the step's success rates.
+    """Reward minus success rate, divided by the density of a Beta distribution fitted to the step's success rates.
 
     Rewards are mapped from [lowest, highest] to [0, 1]. Prompts whose rate is common in the step weigh less.
-    Where all prompts have the same rate there is nothing to fit and the weight is 1 (ours).
+    If all prompts have the same rate, no distribution can be fitted and the weight is 1 (ours).
     """
 
     equation = "A_i = (R_i - p) / Beta(p; 1 + a/3, 1 + b/3), (a, b) of mean and variance of p over prompts"

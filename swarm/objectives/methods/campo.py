@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def ends_in_a_loop(tokens: Sequence[int]) -> bool:
-    """True where some stretch of tokens stands at the end twice in a row."""
+    """True if the tokens end in some sequence that occurs twice in a row."""
     backwards = tokens[::-1]
     total, start, end = len(backwards), 0, 0
     common = [0] * total  # with the whole, from each place on (Z-function)
@@ -34,9 +34,9 @@ def ends_in_a_loop(tokens: Sequence[int]) -> bool:
 
 
 class RepeatedTail(RewardPart):
-    """A fixed penalty for responses that ran into their limit in a loop.
+    """Subtracts a fixed penalty from responses that were cut off while they repeated themselves.
 
-    Only cut-off responses are looked at: one that ended by itself may end in a repetition.
+    Only cut-off responses are checked: a response that ended by itself may end in a repetition.
     """
 
     equation = "R <- R - penalty where the response was cut off and ends in a stretch repeated at once"

@@ -21,7 +21,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def hidden_l1(seen: Prediction) -> Tensor:
-    """|h|_1 / T, [c]: how far a step of 1 in every weight moves a logit."""
+    """|h|_1 / T, [c]: the change of a logit when every weight of the last layer changes by 1 in the sign of h."""
     return seen.hidden.to(seen.logits.dtype).abs().sum(dim=1) / seen.temperature
 
 
@@ -32,7 +32,7 @@ def probability(seen: Prediction) -> Tensor:
 
 
 class CurvatureMask(CorrectionPart):
-    """Leaves out tokens by a second-order prediction of what Adam's step along their own gradient does.
+    """Drops tokens by a second-order prediction of the effect of Adam's step along their own gradient.
 
     The step moves the token's logit by a = rate |h|_1 / T and every other one by -a (times the sign of A), so that
     g.d = 2 a |A| (1 - p) and the variance of the logits' moves is 4 a^2 p (1 - p). At a rate of 0 nothing is masked.

@@ -2,8 +2,8 @@
 
     token mean of PPO (.8, 1.2) without the top token of cov in (1, 5), cov = (A - mean)(log pi - mean)
 
-The published rule draws them at random between two bounds of the covariance. Ours is which:
-those of largest covariance between the bounds, so that a run can be repeated.
+The published rule draws these tokens at random among those between two bounds of the covariance. Ours: the tokens
+of largest covariance between the bounds, so that a run can be repeated.
 """
 
 from swarm.objectives.parts import CovarianceClip, GroupZScore, TokenMean, TokenRatio

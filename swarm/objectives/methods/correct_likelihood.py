@@ -1,11 +1,11 @@
-"""Clip-higher, and the likelihood of rollouts that were right beside it.
+"""Clip-higher, with an added term for the likelihood of correct rollouts.
 
     token mean of PPO (.8, 1.28) on the z-score, minus .1 times the mean of log pi over tokens of rewards of 1
 
 The term is VAPO's (positive-example language-model loss, strength 0.1): a right answer is learned from even where
-its ratio is clipped and, with replay.keep_zero_variance = true, where its whole group was right. Ours is the rest: VAPO
-stands on a critic with its own estimator, of which nothing is here; the surrogate is the clip of `dapo` on
-the group z-score, a mean over tokens.
+its ratio is clipped and, with replay.keep_zero_variance = true, where its whole group was right. Ours: the rest, as
+VAPO's critic and its estimator are left out; the surrogate is the clip of `dapo` on the group z-score, a mean over
+tokens.
 """
 
 import torch
@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class CorrectLikelihood(TermPart):
-    """Negative log-likelihood of the step's correct rollouts, a mean over their tokens; 0 where none is correct.
+    """Negative log-likelihood of the step's correct rollouts, a mean over their tokens; 0 if no rollout is correct.
 
     Source: VAPO, arXiv:2504.05118 section 4.3 (strength 0.1).
     """

@@ -1,4 +1,4 @@
-"""Clip-higher (DAPO): the upper clip bound is wider than the lower, tokens count alike, overlong answers are penalised.
+"""Clip-higher (DAPO): an upper clip bound wider than the lower, a mean over tokens, and a penalty on overlong answers.
 
     R += min(0, -(|o| - .8 Lmax) / (.2 Lmax)), z-score, token mean of PPO clipped at .8 / 1.28
 
@@ -16,10 +16,10 @@ from swarm.objectives.recipe import Recipe
 
 
 class FinishedOnly(CorrectionPart):
-    """Drops responses cut off by the token limit: their reward says little about what they were going to be.
+    """Drops responses cut off by the token limit, whose reward says little about the whole answer.
 
-    They still count in their group's statistics. TRL takes their tokens out of the denominator as well; here the
-    step does not grow by it.
+    These responses still count in their group's statistics. TRL takes their tokens out of the denominator as well;
+    here the denominator keeps them, so that the step does not grow.
 
     Source: overlong filtering, arXiv:2503.14476 section 3.4; TRL `mask_truncated_completions`.
     """

@@ -2,10 +2,10 @@
 
     sum_i (1/|o_i|) sum_t of dual-clipped PPO, bounds by mu(token), smoothed advantage
 
-Every rollout counts its token mean and nothing is divided by their number, as in the released code: gradient norms
-grow with the rollouts of a step (11 to 22 times PPO's with 30 of them), so `learner.max_grad_norm` sets the length of
-every step, and the learning rate is to be chosen for that. The half-widths are the paper's. Not the DCPO that steers
-entropy.
+The token means of the rollouts are added up and not divided by the number of rollouts, as in the released code:
+gradient norms grow with the rollouts of a step (11 to 22 times PPO's with 30 rollouts), so `learner.max_grad_norm` sets
+the length of every step, and the learning rate must be chosen for that. The half-widths are the paper's. Not the DCPO
+that steers entropy.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ Record = list[float]
 
 
 def _merged(record: Record, rewards: Tensor) -> Record:
-    """The record after one more visit with these rewards."""
+    """Returns the record after one more visit with these rewards."""
     visits, count, mean, squares = record
     new_count, new_mean = rewards.numel(), float(rewards.mean())
     new_squares = float(((rewards - new_mean) ** 2).sum())
@@ -51,11 +51,11 @@ def _scores(rewards: Tensor, mean: float, count: float, squares: float) -> Tenso
 
 
 class CumulativeScore(AdvantagePart):
-    """Two mixtures of this visit's z-score and the z-score among all rewards of the prompt; the smaller counts.
+    """The smaller of two mixtures of this visit's z-score and the z-score among all rewards of the prompt.
 
-    At visit i the mixtures weigh (i-1)/i and 1/i, one way round and the other. A prompt whose rewards are all
-    equal this time still learns from how they stand to earlier ones. Moments are those of all its rewards so
-    far, this visit included.
+    At visit i one mixture weighs the two scores by (i-1)/i and 1/i, the other by 1/i and (i-1)/i. A prompt whose
+    rewards are all equal at this visit still gets advantages from its earlier rewards. Mean and deviation are those of
+    all rewards of the prompt so far, this visit included.
 
     Source: DCPO, arXiv:2509.02333; lime-RL/DCPO `compute_dcpo_outcome_advantage`.
     """
@@ -90,7 +90,7 @@ class CumulativeScore(AdvantagePart):
 
 
 def _visits(batch: Batch, known: Mapping[str, Record]) -> Iterator[tuple[Tensor, Tensor, Record]]:
-    """(places, rewards in float64, what was known of the prompt) of every group."""
+    """Yields (rollout indices, rewards in float64, record of the prompt before this visit) of every group."""
     for index, key in enumerate(batch.task_keys):
         members = (batch.group_index == index).nonzero()[:, 0]
         if members.numel():
@@ -111,7 +111,7 @@ class RolloutMeanSum(AggregatePart):
 
 
 class ProbabilityClip(WeightPart):
-    """The rarer a token was when sampled, the wider its bounds. Wants a ratio to the generator.
+    """A clip with wider bounds for tokens that were rarer when sampled. The recipe's ratio must be to the generator.
 
     Source: DCPO (dynamic clipping), arXiv:2509.02333; lime-RL/DCPO `get_clip_low_high`.
     """

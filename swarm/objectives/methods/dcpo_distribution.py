@@ -30,7 +30,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def tempered_log_ratio(seen: Prediction, factor: float) -> Tensor:
-    """log pi^T - log pi of each token [c], pi^T at `factor` times the temperature of its rollout."""
+    """log pi^T - log pi of each token [c], with pi^T at `factor` times the temperature of the token's rollout."""
     logits = seen.logits / seen.temperature[:, None].to(seen.logits.dtype)
 
     def logprob(scaled: Tensor) -> Tensor:
@@ -40,10 +40,10 @@ def tempered_log_ratio(seen: Prediction, factor: float) -> Tensor:
 
 
 class TemperedPull(ShapePart):
-    """Correct rollouts get a share of the ratio to a flatter policy below the target entropy, a sharper one above.
+    """Mixes into correct rollouts' advantages the ratio to a flatter policy at low entropy, to a sharper one at high.
 
-    The share grows with the distance to the target, up to `most`, and with the rarity of correct rollouts. The
-    ratio is that of the policy at this update (the code: at the start of the first one).
+    The share of the ratio grows with the distance of the entropy to the target, up to `most`, and with the rarity of
+    correct rollouts. The ratio is that of the policy at this update (the code: at the start of the first update).
 
     Source: DCPO (distribution-centric), 597358816/DCPO `verl/trainer/ray_trainer.py`.
     """

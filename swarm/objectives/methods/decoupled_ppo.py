@@ -1,4 +1,4 @@
-"""Decoupled PPO: the clip is centred on the policy at the start of the update, the data's age is a plain weight.
+"""Decoupled PPO: the clip is centred on the policy at the start of the update, and pi_old/mu is a plain weight.
 
     pi_old/mu times PPO's clip around pi_old, token mean
 

@@ -2,8 +2,8 @@
 
     half GRPO's clipped term (.2), half GSPO's (3e-4 / 4e-4)
 
-The text is not at hand. Ours: equal shares, the intervals of GRPO and GSPO, and that surrogate terms are mixed
-rather than ratios; share 1 is GRPO and share 0 is GSPO exactly.
+Written without the text of the paper. Ours: equal shares, the intervals of GRPO and GSPO, and mixing of surrogate terms
+rather than of ratios; share 1 is exactly GRPO, share 0 exactly GSPO.
 
 Mechanism: token sequence mix.
 """
@@ -25,7 +25,7 @@ class _Branches(WeightPart):
     sequence_high: float = 4e-4
 
     def mixed(self, scored: Scored, share: Tensor | float) -> TokenLosses:
-        """The mix; `share` of the token branch, a number or [N, L]; bounded where neither branch has a gradient."""
+        """Returns the mix, with `share` (a number or [N, L]) of the token branch; bounded if both branches are."""
         mean = rollout_mean(scored.log_ratio.detach(), scored.mask)
         whole = on_tokens(mean, scored.logprobs, scored.mask)
         token = clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.token_low, 1 + self.token_high)
@@ -35,7 +35,7 @@ class _Branches(WeightPart):
 
 
 class BranchClip(_Branches):
-    """Averaged mixing."""
+    """Averaged mixing: a constant share of the token branch, the rest of the sequence branch."""
 
     equation = "L_t = share L(r_t, token clip) + (1 - share) L(s_i, sequence clip), L = PPO's minimum"
     share: Share = 0.5
@@ -45,7 +45,7 @@ class BranchClip(_Branches):
 
 
 class EntropyBranchClip(_Branches):
-    """Entropy-guided mixing: the more uncertain the policy is at a token, the more its own ratio counts."""
+    """Entropy-guided mixing: the more uncertain the policy is at a token, the more the token's own ratio counts."""
 
     equation = "L_t = a_t L(r_t, token clip) + (1 - a_t) L(s_i, sequence clip), a_t = sg[H_t/(H_t + half)]"
     half: Positive = 1.0  # nats at which both branches count the same

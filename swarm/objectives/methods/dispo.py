@@ -2,8 +2,8 @@
 
     token mean of -sg[clip(r, .8, 11)] A log pi for A > 0, clip(r, 0, 101) for A < 0
 
-The bounds are the paper's. Its filter of uniform groups is the sampler's work, its penalty on overlong
-answers a reward part of its own (`Overlong`), and the learner chooses the learning rate.
+The bounds are the paper's. Not in the recipe: the filter of uniform groups, which is the sampler's work, the penalty
+on overlong answers (the reward part `Overlong`), and the learning rate.
 """
 
 import torch
@@ -14,7 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class FourBounds(WeightPart):
-    """The clipped ratio as a constant weight, with bounds of their own for each sign of the advantage."""
+    """The clipped ratio as a constant weight, with separate bounds for each sign of the advantage."""
 
     equation = "L_t = -sg[clip(r, 1-low, 1+high)] A log pi_t, (low, high) by the sign of A"
     positive_low: float = 0.2  # half-widths

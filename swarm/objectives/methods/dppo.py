@@ -1,4 +1,4 @@
-"""DPPO: a trust region on how far a token's probability itself moved; rare tokens may change by any factor."""
+"""DPPO: a trust region on the probability of a token, not on the ratio; rare tokens may change by any factor."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ PROBABILITY_FLOOR = 1e-8
 
 
 class BernoulliDivergenceMask(DivergenceMask):
-    """Drops tokens by KL(mu || pi) of "this token or another", in the direction its advantage pushes to."""
+    """Drops tokens by KL(mu || pi) of "this token or another", in the direction of the token's advantage."""
 
     equation = (
         "L_t <- M L_t, M = 0 if KL > high, A > 0, p > p_mu or KL > low, A <= 0, p < p_mu; "

@@ -2,9 +2,9 @@
 
     sum over tokens of -min(r A, clip(r, .8, 1.2) A) / (N * limit), A = R - mean
 
-What easy and hard prompts weigh no longer depends on their spread, and a long wrong answer is no longer
-pushed down less per token than a short one. Ours: the constant is what each generator was allowed to
-write, so that recordings with other limits can be mixed.
+The weight of a prompt no longer depends on the spread of its rewards, and a long wrong answer is no longer
+pushed down less per token than a short one. Ours: the constant is each generator's token limit, so that
+recordings with other limits can be mixed.
 """
 
 from swarm.objectives.parts import Clip, ConstantLength, GroupCentred, TokenRatio

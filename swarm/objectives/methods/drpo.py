@@ -2,8 +2,8 @@
 
     -(1/M) sum_g [sum_+ w s / sum w - 10 log mean exp(s-/10)] + sg[max(1e3 (KL - 1e-4), 0)] KL
 
-No ratio: a constraint on the divergence from the start of the update, nothing within its bound, takes the
-place of a clip. The advantage only tells which groups have a signal. Ours: what counts as a success.
+No ratio: a constraint on the divergence from the start of the update takes the place of a clip, and costs nothing
+within its bound. The advantage only marks the groups with a signal. Ours: the definition of a success.
 """
 
 import math
@@ -29,7 +29,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class PromptSum(AggregatePart):
-    """Token losses added up, per prompt of the step: for weights that already divide inside a group.
+    """Sum of token losses over the number of groups: for weights that already divide inside a group.
 
     Source: DRPO, arXiv:2510.04474; Optimization-AI/DRPO `compute_policy_loss_drpo`.
     """
@@ -41,7 +41,7 @@ class PromptSum(AggregatePart):
 
 
 class KlConstraint(TermPart):
-    """No penalty while the divergence from the start of the update is within a bound, a steep one beyond.
+    """Steep penalty on a divergence from the start of the update beyond a bound; none within the bound.
 
     Source: DRPO, Optimization-AI/DRPO.
     """
@@ -58,12 +58,12 @@ class KlConstraint(TermPart):
 
 
 class DecoupledReward(WeightPart):
-    """In mixed groups: length-weighted mean likelihood of the successes, less the soft maximum of the failures'.
+    """Length-weighted mean likelihood of a group's successes, minus the soft maximum likelihood of its failures.
 
-    Likelihoods s are mean log-probs. Weights of the successes fall with length and are normalised among
-    successes alone, so that a long one is not compared with failures as in a length reward. Advantages and
-    ratio are not used. The failures' common value is spread evenly over their tokens. Failures that are not trained
-    on (another node's) still make a group a mixed one; its soft maximum is that of the others. Wants `PromptSum`.
+    Groups without a success or without a failure have loss 0. Likelihoods s are mean log-probs. Weights of successes
+    fall with length and are normalised among successes alone, so that length never sets a success against failures.
+    Advantages and ratio are not used. The soft maximum is spread evenly over the tokens of the failures. Failures that
+    are not trained on still count as failures of the group, but not in the soft maximum. Use with `PromptSum`.
 
     Source: DRPO, arXiv:2510.04474; Optimization-AI/DRPO `compute_policy_loss_drpo`.
     """

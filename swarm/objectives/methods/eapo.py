@@ -1,10 +1,10 @@
-"""Discount by rounds (EAPO, IterResearch): a round is worth the outcome, less for every round that follows it.
+"""Discount by rounds (EAPO, IterResearch): a round's reward is the outcome, discounted for every round that follows.
 
     r_k = .9^(K-k) R; A_k = z of r_k over all rounds of the group; PPO's minimum on the round's ratio, 3e-4 / 4e-4
 
-So of two successes the shorter one is worth more. The environment begins a conversation for every round, with the
-report so far (kind `notes`, or one of yours). Known from notes on the paper, which cuts the rounds down to a multiple
-of its workers: here rows are packed and shared by tokens, so that no round is left out. Ours: the discount's value,
+Of two successes, the shorter one is worth more. The environment begins a conversation for every round, with the
+report so far (kind `notes`, or your own). Known from notes on the paper, which cuts the rounds down to a multiple
+of its workers; here rows are packed and shared by tokens, so no round is left out. Ours: the discount's value,
 one z-score over all rounds, and the token mean.
 """
 
@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class RoundDiscount(AdvantagePart):
-    """The outcome, discounted by the rounds left, against all rounds of the group. Source: arXiv:2511.07327."""
+    """Z-score over all rounds of the group of the outcome, discounted by the rounds left. Source: arXiv:2511.07327."""
 
     equation = "A_k = (r_k - mean_G r) / (std_G r + floor), r_k = gamma^(K-k) R, over all rounds of the group"
     always_needs = frozenset({Requirement.TURNS, Requirement.ZERO_VARIANCE_GROUPS})

@@ -2,13 +2,13 @@
 
     PG (token mean, dual clip 3) - .001 (mean H - weight .1 share outside (.8, 1.2) past H)
 
-The penalty counts tokens, so it has no gradient: it shows in the reported loss and moves nothing. What acts is the
-bonus. That follows from the released code; in the recipe `epo_band`, a variant of ours, the band pulls.
+The penalty counts tokens, so it has no gradient: it changes the reported loss and no weight; only the bonus has an
+effect. That follows from the released code; in the recipe `epo_band`, a variant of ours, the band pulls.
 
 The paper is about agents of many turns: it keeps one history for each turn and applies the penalty in the later
 half of them. This is its single-turn form, in which there is one history and the penalty always applies. The
 released scripts open the band to 0 and 2; the code's defaults, 0.8 and 1.2, are here. Ours: a penalty of 0.1 on
-both sides, of which our notes on the code have 0.05 and 0.1.
+both sides, where our notes on the code have 0.05 and 0.1.
 """
 
 import math
@@ -59,7 +59,7 @@ class EntropyBand(TermPart):
         return 0.8 * math.exp(-self.fast * (step - half) / (self.horizon - half))
 
     def outside(self, entropy: Tensor, past: float) -> Tensor:
-        """[N, L], what is penalised of each token's entropy where earlier steps had `past` on average."""
+        """Penalty [N, L] of each token's entropy, where the mean entropy of earlier steps was `past`; constant."""
         entropy = entropy.detach()
         return ((entropy <= self.low * past) | (entropy >= self.high * past)).to(entropy.dtype)
 
@@ -73,9 +73,9 @@ class EntropyBand(TermPart):
 
 
 class PullingBand(EntropyBand):
-    """The same bonus, and a pull back into the band that grows with the distance to it. Ours.
+    """The bonus of `EntropyBand`, and a pull back into the band that grows with the distance to the band. Ours.
 
-    At a penalty of more than 1 / weight it turns the bonus around above the band; below the band it adds to it.
+    If `penalty` exceeds 1 / weight, the pull outweighs the bonus above the band; below the band it adds to the bonus.
     """
 
     equation = (

@@ -32,7 +32,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class GaussianAccuracy(PromptPart):
-    """Prompts that are answered right about half of the time are asked most."""
+    """Asks most often the prompts whose accuracy is near `center`, by default one half."""
 
     equation = "P(q) ~ exp(-(p_q - center)^2 / (2 width^2)), p_q <- (1 - pace) p_q + pace mean_G R, from start"
     always_needs = frozenset({Requirement.REPEATED_PROMPTS})
@@ -57,7 +57,7 @@ class GaussianAccuracy(PromptPart):
 
 
 class AccuracyKl(TermPart):
-    """k3 to the reference, loose while the step's mean reward is low and tight where it is high."""
+    """k3 penalty to the reference, weak while the step's mean reward is low and stronger when it is high."""
 
     equation = "L += strength * (tanh(mean R) + 1)/2 * mean_t k3(log pi - log pi_ref)"
     scope = Scope.STEP

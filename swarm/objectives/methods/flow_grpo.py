@@ -1,9 +1,9 @@
-"""Broadcast outcome (Flow-GRPO, AgentFlow): every turn is a sample of its own with the outcome of its episode.
+"""Broadcast outcome (Flow-GRPO, AgentFlow): every turn is a separate sample with the outcome of its episode.
 
     (1/N) sum_i (1/K_i) sum_k (1/|a_k|) sum_t -min(r A, clip(r, .8, 1.2) A) + .001 k3 in the same mean, A = z_G(R)
 
-So each turn is one step over the context that it saw: a memory, where its environment begins a conversation for every
-turn. The modules that the planner calls are the environment's work. Known from notes on the paper. Ours: k3 of the
+Each turn is one step over the context of that turn: a memory, if the environment begins a conversation for every
+turn. The modules that the planner calls are the environment's work. Known from notes on the paper. Ours: k3 as the
 KL penalty. Turns without a trained token do not count.
 """
 
@@ -26,9 +26,9 @@ def turn_weights(scored: Scored) -> Tensor:
 
 
 class TurnMean(AggregatePart):
-    """Every rollout counts the same, in it every turn, and in that every token.
+    """Mean over rollouts of the mean over their turns of the mean over the tokens of a turn.
 
-    Source: AgentFlow, arXiv:2510.05592, as notes on it quote.
+    Source: AgentFlow, arXiv:2510.05592, as quoted in notes on the paper.
     """
 
     equation = "L = (1/N) sum_i (1/K_i) sum_k (1/|a_k|) sum_{t in k} L_t"
@@ -39,7 +39,7 @@ class TurnMean(AggregatePart):
 
 
 class TurnMeanKl(TermPart):
-    """KL penalty to the reference in the mean of turns."""
+    """KL penalty to the reference, averaged as in `TurnMean`."""
 
     equation = "L += strength (1/N) sum_i (1/K_i) sum_k (1/|a_k|) sum_{t in k} k3(log pi_t - log pi_ref_t)"
     scope = Scope.ROLLOUT

@@ -2,8 +2,8 @@
 
     each reward z-scored in its group, summed, masked-whitened over the step; clip .2, token mean
 
-A sum of rewards that is scored once makes unlike mixtures equal; here each reward keeps its say. Ours: the
-clip around it; whitening is over tokens, as in the code that was read (the paper's is over rollouts).
+A z-score of the sum of rewards can make different mixtures equal; a z-score of each reward keeps them apart. Ours: the
+clip; whitening is over tokens, as in the code (in the paper, over rollouts).
 
 Mechanism: per reward normalised.
 """
@@ -31,7 +31,7 @@ class PerRewardScore(AdvantagePart):
         self.weight_of("")
 
     def weight_of(self, name: str) -> float:
-        """Weight of a named reward. Raises ConfigError where `weights` cannot be read."""
+        """Weight of a named reward, 1 if `weights` does not name it. Raises ConfigError if `weights` is malformed."""
         try:
             pairs = [entry.split("=") for entry in self.weights.split(",") if entry.strip()]
             return {key.strip(): float(value) for key, value in pairs}.get(name, 1.0)

@@ -1,10 +1,10 @@
-"""Anchor states (GiGPO): an action is compared with the group's other actions from the same state, besides the episode.
+"""Anchor states (GiGPO): compares episodes of a group, and also actions of the group from the same state.
 
     A_k = (sum r - mean_G) + (G_k - mean over the group's turns that begin in the same state); G_k discounted by .95
 
-The state in which a turn begins is the environment's key of the one before it; all episodes of a group begin in one
-state. Without deviations, as released; a turn alone in its state has the first summand only. The KL penalty is left
-out, as in `grpo`. Ours: the outcome is a reward of the last turn; states are equal or not, never similar.
+The state in which a turn begins is the environment's key after the turn before; all episodes of a group begin in one
+state. No division by deviations, as released; a turn alone in its state has the first summand only. The KL penalty is
+left out, as in `grpo`. Ours: the outcome is a reward of the last turn; states are equal or not, never similar.
 """
 
 from torch import Tensor

@@ -2,11 +2,11 @@
 
     b_k = .1 / sqrt(n_k (1 + N_k)), n_k visits of the episode so far, N_k earlier episodes; A_k as `turn_reward_to_go`
 
-A product, which needs both kinds of novelty, is what reviews tell of the paper. Ours: one over the root of a count for
-each of the two, in place of learned bonuses; counts of state keys in cells by a hash, of one environment together,
-each state once an episode (tables of several nodes merge by adding their cells); only episodes of our own policy count,
-so that no other lineage and no newcomer wears out our states; reward-to-go of turns against the group, as in
-`turn_reward_to_go`; the strength.
+The product, which needs both kinds of novelty, is known from reviews of the paper. Ours: one over the root of a count
+for each factor, in place of learned bonuses; counts of state keys in hashed cells, by environment, each state once an
+episode (tables of several nodes merge by adding their cells); only episodes of our own policy are counted, so that
+no other lineage uses up the novelty of our states; reward-to-go of turns against the group, as in `turn_reward_to_go`;
+the strength.
 """
 
 import math
@@ -33,9 +33,9 @@ from swarm.objectives.recipe import Recipe
 
 
 class NoveltyReturn(AdvantagePart):
-    """Reward-to-go with a bonus for new states, minus its mean over the group's episodes that have that turn.
+    """Reward-to-go with a bonus for new states, minus the mean of the group's turns with the same number.
 
-    Source: arXiv:2306.03236, as reviews of it quote.
+    Source: arXiv:2306.03236, as quoted in reviews of the paper.
     """
 
     equation = "A_k = G_k - mean_{G,k} G, G_k = sum_{j>=k} gamma^(j-k) (r_j + R 1[j last] + strength (n_j (1+N_j))^-.5)"
@@ -54,7 +54,7 @@ class NoveltyReturn(AdvantagePart):
         return on_turn_tokens(centred, batch).to(batch.rewards.dtype)
 
     def bonuses(self, batch: Batch) -> Tensor:
-        """1 / sqrt(n (1 + N)) of the state after each turn: float64 [N, K], 0 where it has no key."""
+        """1 / sqrt(n (1 + N)) of the state after each turn: float64 [N, K], 0 for a state without a key."""
         known: Mapping[str, int] = self.remembered(batch)["cells"]
         found = torch.zeros_like(turns_of(batch).rewards)
         for row, cells in enumerate(self.cells_of(batch)):
@@ -66,7 +66,7 @@ class NoveltyReturn(AdvantagePart):
         return found
 
     def cells_of(self, batch: Batch) -> list[list[str]]:
-        """Cell of the state after each turn of each rollout; "" where it has no key."""
+        """Cell of the state after each turn, for each rollout; "" for a state without a key."""
         names = [batch.task_keys[group].rpartition("/")[0] for group in batch.group_index.tolist()]
         rows = zip(names, batch.state_keys or ((),) * len(names), strict=True)
         return [

@@ -15,7 +15,7 @@ from swarm.objectives.recipe import Recipe
 class GeometricMean(WeightPart):
     """Token log-ratios, each clipped on the side its advantage pushes to, averaged before exp.
 
-    Wants a token ratio, advantages equal over a rollout, and the mean over rollouts.
+    The recipe must have a token ratio, one advantage for each rollout, and the mean over rollouts.
     """
 
     equation = "L_i = -A exp(mean_t sgn(A) min(sgn(A) d_t, sgn(A) clip(d_t, -low, high)))"

@@ -13,7 +13,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class SignalScaled(AdvantagePart):
-    """Reward minus the group's mean, made up for the rollouts of the step whose advantage is 0."""
+    """Reward minus the group's mean, scaled up by the share of the step's rollouts whose advantage is not 0."""
 
     equation = "A_i = (N / #{A != 0}) (R_i - mean_G) / divisor"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # the scale counts them

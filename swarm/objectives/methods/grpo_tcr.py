@@ -2,8 +2,8 @@
 
     R += min(0, -(|o| - .8 Lmax) / (.2 Lmax)), z-score, token mean of PPO clipped at .8 / 1.28, dual 10, no KL
 
-The released run: DAPO's objective with a dual clip, over episodes with a code tool. What it starts from (traces that
-were really played) is no part of it. Lmax is what the turns of an episode allow together.
+The released run: DAPO's objective with a dual clip, over episodes with a code tool. The training on real traces that
+precedes the run is left out. Lmax is the sum of the token limits of an episode's turns.
 """
 
 from swarm.objectives.part import Requirement
@@ -12,7 +12,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class EpisodeOverlong(Overlong):
-    """The overlong penalty, of episodes that call tools."""
+    """The overlong penalty for episodes of several turns."""
 
     always_needs = frozenset({Requirement.TURNS})
 

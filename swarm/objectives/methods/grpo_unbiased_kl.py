@@ -2,8 +2,8 @@
 
     GRPO + .001 (pi/mu) k3, the ratio with its gradient, all in one mean over rollouts
 
-DeepSeek-V3.2 has it with its other measures (`opsm` is one). Ours: GRPO alone as host, and the strength, which the
-report sets by domain. Mechanism: unbiased reference.
+DeepSeek-V3.2 combines the term with other measures (such as `opsm`). Ours: plain GRPO around the term, and the
+strength, which the report sets by domain. Mechanism: unbiased reference.
 """
 
 import torch
@@ -16,7 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ImportanceKl(TermPart):
-    """k3 times the ratio to the policy that sampled: unbiased in value and gradient, off policy too."""
+    """KL penalty by k3 times the ratio to the policy that sampled: unbiased in value and gradient, also off policy."""
 
     equation = "L += strength * mean_t (pi/pi_sampler) k3(D_t), D = log pi - log pi_to"
     scope = Scope.ROLLOUT

@@ -16,7 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class SequenceTokenRatio(AgainstPolicy, RatioPart):
-    """The value of the length-normalised ratio with the gradient of the token alone."""
+    """The length-normalised ratio of a response in value, with the gradient of the token alone."""
 
     equation = "r_t = exp(min(log sg[s_i] + log pi_t - sg[log pi_t], ceiling))"
     scope = Scope.ROLLOUT

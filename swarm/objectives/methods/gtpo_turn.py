@@ -1,12 +1,12 @@
 """Returns of turns (GTPO, group turn): a failure earns by its likeness to successes, slips cost, with a discount.
 
     r_k = R 1[k last] - .1 1[slip at k]; A_k = z over all turns of the group of sum_{j>=k} .9^(j-k) r_j; clip .2 / .28
-    R of a failure: .5 mean over the group's successes s of sim(c_i, c_s), c what all turns wrote, one behind the other
+    R of a failure: .5 mean over the group's successes s of sim(c_i, c_s), c the texts of all turns, joined
 
-A slip is a turn whose call cannot be read, or a first turn that calls nothing. Known from public code that quotes
-sections 3.3 and 3.4 of the paper. Ours: sim is the cosine of counts of three characters in a row (there, of an
-embedding of the code); c is the text of the turns; a group without a success keeps its rewards; unbiased deviation;
-clip and token mean, those of that code.
+A slip is a turn whose call cannot be parsed, or a first turn that calls nothing. Known from public code that quotes
+sections 3.3 and 3.4 of the paper. Ours: sim is the cosine of counts of character trigrams (in the paper, of an
+embedding of the code); c is the text of the turns; a group without a success keeps its rewards; unbiased deviation.
+Clip and token mean are those of that code.
 """
 
 from collections import Counter, defaultdict
@@ -32,7 +32,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def written(actions: Actions) -> dict[str, float]:
-    """Frequencies of each three characters in a row in the texts of the turns, scaled to length 1."""
+    """Counts of character trigrams in the texts of the turns, scaled to Euclidean length 1."""
     text = "\n".join(("", *actions, ""))
     counts = Counter(text[place : place + 3] for place in range(len(text) - 2))
     length = sqrt(sum(count * count for count in counts.values()))
@@ -40,9 +40,9 @@ def written(actions: Actions) -> dict[str, float]:
 
 
 class LikeSuccess(RewardPart):
-    """Rewards of failures by how like the successes of their group they wrote.
+    """Replaces the reward of a failure by the similarity of its text to the successes of its group.
 
-    Source: GTPO, arXiv:2511.14846 section 3.4, as public code quotes it.
+    Source: GTPO, arXiv:2511.14846 section 3.4, as quoted in public code.
     """
 
     equation = "R <- most mean_{success s of G} sim(c_i, c_s) for failures"
@@ -68,9 +68,9 @@ class LikeSuccess(RewardPart):
 
 
 class TurnReturns(AdvantagePart):
-    """Discounted rewards from the turn on, the outcome at the last and a price on slips, against all of the group.
+    """Z-score over the group's turns of the discounted reward from the turn on: the outcome, minus penalties for slips.
 
-    Source: GTPO, arXiv:2511.14846 sections 3.2 and 3.3, as public code quotes them.
+    Source: GTPO, arXiv:2511.14846 sections 3.2 and 3.3, as quoted in public code.
     """
 
     equation = "A_k = z_G(sum_{j>=k} gamma^(j-k) (R 1[j last] - slip 1[j malformed, or first without a call]))"

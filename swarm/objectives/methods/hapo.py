@@ -1,11 +1,11 @@
-"""HAPO (heterogeneous adaptive): clip bounds and advantages of a token by how uncertain the policy is there.
+"""HAPO (heterogeneous adaptive): clip bounds and advantages of a token depend on the policy's entropy at the token.
 
     dual-clipped PPO with bounds and advantages by the place of the log-entropy, token mean
 
 Certain tokens may fall further, uncertain ones rise further; advantages are averaged over a group's tokens.
-The released code turns the sign of certain tokens by mistake; we have it as its comments intend. Its fourth
-part, a sampling temperature for every token, belongs to the generator and is left out. Not the HAPO that
-remembers how long answers were.
+The released code turns the sign of certain tokens by mistake; ours follows the intention of its comments. The method's
+fourth part, a sampling temperature for every token, belongs to the generator and is left out. Not the HAPO that
+remembers the lengths of answers.
 """
 
 import torch
@@ -21,8 +21,8 @@ from swarm.objectives.recipe import Recipe
 class TokenGroupScore(AdvantagePart):
     """Z-score with the mean and deviation over the group's tokens, each carrying its response's reward.
 
-    Long responses pull the baseline to themselves. A group in which that gets any member to `limit` falls
-    back to the ordinary z-score.
+    Long responses pull the baseline towards their own reward. If any score of a group reaches `limit` in size, the
+    whole group gets the ordinary z-score.
 
     Source: HAPO (token entropy); starriver030515/HAPO `compute_hapo_outcome_advantage`.
     """
@@ -44,11 +44,11 @@ class TokenGroupScore(AdvantagePart):
 
 
 class EntropyClip(WeightPart):
-    """Uncertain tokens may rise further, certain ones fall further, and their advantages shift along.
+    """PPO's clip that lets uncertain tokens rise further and certain ones fall further, and scales their advantages.
 
-    Entropy is placed in [-1, 1] by its log: 0 at the pivot quantile, 1 at the most and -1 at the least
-    uncertain token of the step. The released code divides the negative side by its (negative) minimum, which
-    turns its sign; here it is divided by the size of the minimum, as the sign tests around it assume.
+    The log of the entropy is mapped to [-1, 1]: 0 at the pivot quantile, 1 at the most and -1 at the least
+    uncertain token of the step. The released code divides the negative side by its (negative) minimum, which turns
+    the sign; ours divides by the size of the minimum, as that code's tests of the sign assume.
 
     Source: HAPO (heterogeneous adaptive), starriver030515/HAPO `core_algos.py`.
     """
@@ -73,7 +73,7 @@ class EntropyClip(WeightPart):
         return clip_surrogate(scored.log_ratio, advantages, 1 - low, 1 + high, self.dual)
 
     def places(self, entropy: Tensor, mask: Tensor) -> Tensor:
-        """Place of each token's entropy in the step: [N, L] in [-1, 1], 0 off the mask.
+        """Maps each token's entropy to its position in the step: [N, L] in [-1, 1], 0 off the mask.
 
         Args:
             entropy: [N, L] nats, constant.

@@ -2,9 +2,9 @@
 
     R + l with the cosine of |o|/h, h the shortest success of the prompt; z-score, clip .2, rollout mean
 
-The record is kept by prompt over the run, so that pressure on length follows what proved possible; failures
-are never paid for being short. The repetition penalty, off in the released script, is left out. Ours: the
-group z-score, clip and rollout mean of `grpo` around it.
+The shortest success is remembered by prompt over the run, so that the pressure on length follows proven lengths;
+failures get no bonus for being short. The repetition penalty, off in the released script, is left out. Ours: the
+group z-score, clip and rollout mean of `grpo`.
 """
 
 import math
@@ -19,11 +19,12 @@ from swarm.objectives.recipe import Recipe
 
 
 class HistoryLength(RewardPart):
-    """A bonus or malus by length against the shortest success this prompt ever had.
+    """Adds a bonus or malus by the response's length relative to the shortest remembered success of the prompt.
 
-    As long as the record: 0. Half as long: +0.71. Twice as long or more: -1, but no less than `worst` for a
-    success, so that it stays above every failure; a short failure gets no bonus. A prompt without a success
-    so far adds nothing. Only successes of our own set the record: another node chooses which answers it sends.
+    With `weight` 1, a response as long as the record gets 0, one half as long +0.71, one twice as long or more -1. A
+    success loses at most `worst`, which keeps it above failures; a failure gets no bonus. Without a success of the
+    prompt so far the reward is unchanged. Only our own successes set the record, because other nodes choose which
+    answers they send.
     """
 
     equation = (

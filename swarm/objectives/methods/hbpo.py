@@ -2,8 +2,8 @@
 
     budget-aware rewards (4 cos, 1/Lmax a token over), inside a budget plus across; clip .2, token mean
 
-The paper's formula with the constants of its code, which differs in detail (it adds the inner comparison
-twice and lowers a success that stays far below its budget). Ours: the limits of the clip and the token mean.
+The paper's formula with the constants of its code. The code differs in detail: it adds the inner comparison twice
+and lowers a success that stays far below its budget. Ours: the bounds of the clip and the token mean.
 """
 
 import math
@@ -17,10 +17,10 @@ from swarm.objectives.recipe import Recipe
 
 
 class BudgetGroups(AdvantagePart):
-    """Successes earn by budget, less where they overrun it; compared inside their budget and across the group.
+    """Budget-dependent rewards of successes, compared with members of the same budget and across the group.
 
-    A small budget earns more than a large one, so that going short pays wherever it still succeeds. Inside a
-    budget a member is measured by what full success there would earn.
+    A success under a small budget earns more than one under a large budget, and overrunning the budget costs. The
+    comparison inside a budget is the members' mean reward minus the reward of a success within the budget.
     """
 
     equation = (

@@ -14,7 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class MaskedMismatch(MismatchPart):
-    """The ratio of each token inside a band; outside it the token is dropped."""
+    """The ratio rho of each token as its factor; tokens with rho outside a band are dropped."""
 
     equation = "L_t <- sg[rho_t 1[low <= rho_t <= high]] L_t"
     low: Share = 0.5

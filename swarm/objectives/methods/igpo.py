@@ -1,11 +1,11 @@
-"""Information gain (IGPO): a turn is worth how much likelier it made the right answer, the last one the outcome.
+"""Information gain (IGPO): the reward of a turn is its rise of the right answer's probability, of the last the outcome.
 
     r_k = P_{k+1} - P_k, r_K = R; A_k = sum_{j>=k} (r_j - mean_G) / (std_G + floor), over all turns of a group
 
-P_k is exp of the mean log-prob of the reference answer before turn k, under the policy. Groups of equal outcomes are
-learned from, too. As released: gains and outcomes share mean and (biased) deviation, and then returns are formed. Ours:
-the answer is appended as the action it would be, without a sentence before it; a turn that gained exactly 0 counts; no
-KL penalty, as in `grpo`.
+P_k is exp of the mean log-prob of the reference answer before turn k, under the policy. Groups of equal outcomes also
+teach. As released: gains and outcomes share mean and (biased) deviation, and then returns are formed. Ours: the answer
+is appended as an action, without a sentence before it; a turn that gained exactly 0 counts; no KL penalty, as in
+`grpo`.
 """
 
 import torch
@@ -26,7 +26,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class InformationGain(AdvantagePart):
-    """Return over the group's z-scores of gains and outcomes.
+    """Return of a turn: the discounted sum of z-scores, over the group, of gains and outcome from the turn on.
 
     Source: IGPO, arXiv:2510.14967; GuoqingWang1/IGPO `compute_grpo_outcome_advantage` (joint).
     """

@@ -1,11 +1,11 @@
-"""Information by feedback (InfoPO): a turn is worth how far its answer moved the next one, where outcomes say little.
+"""Information by feedback (InfoPO): a bonus for turns whose feedback moves the next turn, gated by equal outcomes.
 
     A = z_G(R) + .1 sigmoid(-std_G(R) / .05) z(s_k / |a_k|), s_k = mean log pi(a_{k+1} | answer k) - log pi(.. | none)
 
-The second z-score is over the group's tokens with s other than 0; where outcomes are equal the gate is .5, and groups
-are learned from, too. As released: without an answer means that all tokens between the two turns say "No information
-found.". Left out: the bound on its size, which no z-score reaches. Ours: one outcome for the whole episode (the form
-for single turns), and no decay of the weight.
+The answer k is the environment's feedback to turn k. The second z-score is over the group's tokens with s other than
+0; if outcomes are equal the gate is .5, so such groups also teach. As released, "none" replaces all tokens between the
+two turns by "No information found.". Left out: the bound on the size of the second z-score, which is never reached.
+Ours: one outcome for the whole episode (the form for single turns), and no decay of the weight.
 """
 
 import torch
@@ -24,7 +24,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class FeedbackShift(AdvantagePart):
-    """Z-score of the outcome, and behind a gate that of the shift by what the environment answered.
+    """Z-score of the outcome, plus the gated z-score of the shift of the next turn by the environment's feedback.
 
     Source: InfoPO, arXiv:2603.00656; kfq20/InfoPO `compute_info_grpo_advantage`.
     """

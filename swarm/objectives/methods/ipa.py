@@ -3,7 +3,8 @@
     G_k = .95^(K-k) R; -G_k log pi for G > 0, else -min(u_k, 1) G_k log pi; turns with u_k > 5 dropped; token mean
 
 A chunk is a turn. Known from a report that quotes the paper's eq. 7 to 9. A failure is worth 0 by default, so that only
-successes teach; with `failure` below 0 they push down. Ours: a reward above .5 is a success; the mean over tokens.
+successes teach; with `failure` below 0, failures are pushed down. Ours: a reward above .5 is a success; the mean over
+tokens.
 """
 
 import torch
@@ -27,7 +28,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ChunkReturn(AdvantagePart):
-    """The outcome, discounted by the turns that were still to come; no baseline.
+    """The outcome, discounted by the number of later turns; no baseline.
 
     Source: ROME, arXiv:2512.24873 eq. 7.
     """
@@ -47,7 +48,7 @@ class ChunkReturn(AdvantagePart):
 
 
 class TaperedChunk(WeightPart):
-    """Likelihood of what succeeded; what failed weighs its turn's ratio, at most 1.
+    """Likelihood of positive advantages; other tokens weigh the recipe's ratio, at most `high`.
 
     Source: ROME, arXiv:2512.24873 eq. 9.
     """
@@ -63,7 +64,7 @@ class TaperedChunk(WeightPart):
 
 
 class ChunkMask(CorrectionPart):
-    """Drops turns that the policy finds far likelier than their generator did.
+    """Drops tokens whose ratio exceeds a bound: with a turn ratio, whole turns far likelier than at the generator.
 
     Source: ROME, arXiv:2512.24873 eq. 8.
     """

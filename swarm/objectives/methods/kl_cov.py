@@ -1,4 +1,4 @@
-"""KL-Cov: the few tokens whose likelihood and advantage rise together most pay for leaving the old policy.
+"""KL-Cov: a penalty for leaving the old policy on the few tokens whose likelihood and advantage covary most.
 
     token mean of -r A, plus |d| on the top token(s) of cov = (A - mean A)(log pi - mean log pi)
 
@@ -13,7 +13,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class CovariancePenalty(WeightPart):
-    """The plain surrogate, and the few tokens of highest covariance pay for leaving the old policy."""
+    """The plain surrogate, with a penalty on |log r| at the few tokens of highest covariance."""
 
     equation = "L_t = -r A + strength |log r| on the largest `share` of cov_t, else -r A"
     scope = Scope.STEP

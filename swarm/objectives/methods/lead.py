@@ -1,9 +1,9 @@
-"""LEAD: correctness and closeness to a target length, each scored in its group, in a proportion that adapts.
+"""LEAD: z-scores of correctness and of closeness to a target length, in a proportion that adapts.
 
     z-scores of R and of closeness to L*, proportion by EMA, whitened; clip .2/.28, token mean
 
-Target lengths come from the policy's own successes, and the proportion moves to the reward that is still
-unsettled. Both sides of the target cost the same, as in the paper; the released default pays shorter ones.
+Target lengths come from the policy's own successes, and the proportion moves to the reward that still varies.
+Both sides of the target cost the same, as in the paper; the released default favours shorter responses.
 The small KL penalty is left out, as in `grpo`. Ours: limits of the target as shares of the allowed length.
 """
 
@@ -20,11 +20,11 @@ _TINY = 1e-8
 
 
 class LengthBalance(AdvantagePart):
-    """Z-scores of correctness and of closeness to a target length, in a proportion that follows what is unsettled.
+    """Weighted sum of z-scores of correctness and of closeness to a target length, whitened; the weight adapts.
 
-    The target is the mean length of the prompt's successes, at least a share of what was allowed and all of
-    it where nothing succeeded; being off it costs the same on both sides. The proportion moves towards the
-    reward that varies more and has more room left.
+    The target is the mean length of the group's successes, at least a share of the token limit, and the whole limit
+    without a success; the same distance from the target costs the same on both sides. The weight moves towards the
+    reward that varies more and is further from its maximum.
     """
 
     equation = (
@@ -61,7 +61,7 @@ class LengthBalance(AdvantagePart):
         return (1 - (length - target).abs() / target).clamp(min=-1)
 
     def _next_weight(self, batch: Batch) -> float:
-        """The proportion of correctness once this step is counted in."""
+        """Returns the weight of correctness after an update with this step."""
         rewards, is_success = batch.rewards.to(torch.float64), batch.rewards > self.correct
         mean, deviation = _moments(rewards, batch.group_index)
         wanted_by_correctness = deviation / (abs(mean) + _TINY) * (1 - min(max(mean, 0.0), 1.0))
@@ -75,7 +75,7 @@ class LengthBalance(AdvantagePart):
 
 
 def _moments(values: Tensor, group_index: Tensor) -> tuple[float, float]:
-    """Mean over groups, and root of the variance within plus between them (population)."""
+    """Returns (mean of the group means, root of the population variance within plus between groups)."""
     groups = [values[group_index == group] for group in group_index.unique().tolist()]
     means = torch.stack([group.mean() for group in groups])
     within = torch.stack([group.var(correction=0) for group in groups]).mean()

@@ -2,7 +2,7 @@
 
     A = (R - mean_G) / (std of all rewards of the step + 1e-4); clip .2, token mean
 
-A group whose rewards hardly differ is no longer blown up to unit spread.
+A group with almost equal rewards is no longer scaled up to unit spread.
 """
 
 from swarm.objectives.parts import BatchDeviation, Clip, TokenMean, TokenRatio

@@ -2,8 +2,8 @@
 
     (1/N) sum_i (1/|o_i|) sum_t -min(r A, clip(r, 1/1.1, 1.1) A), A leave-one-out
 
-LOOP also drops rollouts with |A| < 0.01, which saves time and changes next to nothing; they stay here. Its
-setting is an agent with many turns; the ratio by token is the one its authors found best.
+LOOP also drops rollouts with |A| < 0.01, which saves time and hardly changes the result; here they stay. The paper is
+about an agent with many turns; its authors found the token ratio best.
 """
 
 from swarm.objectives.part import Positive, Scored, TokenLosses, WeightPart
@@ -12,7 +12,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class SymmetricClip(WeightPart):
-    """PPO's clip with bounds that are each other's inverse, symmetric in the log-ratio."""
+    """PPO's clip with bounds 1 / (1 + width) and 1 + width, symmetric in the log-ratio."""
 
     equation = "L_t = -min(r A, clip(r, 1/(1+width), 1+width) A)"
     width: Positive = 0.1  # half-width of the upper side

@@ -2,7 +2,7 @@
 
     GSPO with half-widths 2e-3 / 2.5e-3, each response's loss times its length, mean over responses
 
-With one ratio for each response the sum over its tokens is that product.
+With one ratio for each response, the sum of the token losses is this product.
 
 Mechanism: length scaled sequence.
 """

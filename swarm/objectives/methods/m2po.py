@@ -1,8 +1,8 @@
-"""M2PO: clip only as much as brings the mean square log-ratio of the tokens that clipping can hurt to 0.04.
+"""M2PO: the widest clip at which the mean square log-ratio of harmful tokens is at most 0.04.
 
     harmful mean of min(d^2, tau^2) at most .04, tau one of the data, token mean
 
-Made for data many updates old; the interval is never tighter than [0.7, 1.5]. There is no dual clip.
+Made for data that is many updates old; the interval is never tighter than [0.7, 1.5]. There is no dual clip.
 """
 
 import math
@@ -16,14 +16,14 @@ from swarm.objectives.recipe import Recipe
 
 
 def widest_cap(squares: Tensor, budget: float) -> float:
-    """The largest of `squares` at which they can be cut so that their mean is at most `budget`.
+    """Returns the largest of `squares` that, as a cap on all of them, makes their mean at most `budget`.
 
     Args:
         squares: [K], any order.
         budget: bound on mean(min(squares, cap)).
 
     Returns:
-        infinity where the mean is within the budget uncut; 0 where even the smallest as a cap is too much.
+        The cap; infinity if the mean is at most `budget` without one, 0 if even the smallest square is too large a cap.
     """
     if squares.numel() == 0 or float(squares.mean()) <= budget:
         return math.inf
@@ -35,10 +35,10 @@ def widest_cap(squares: Tensor, budget: float) -> float:
 
 
 class SecondMomentClip(WeightPart):
-    """A clip at exp(+-tau), tau the widest at which the harmful tokens' mean square log-ratio is in the budget.
+    """A clip at exp(+-tau), with the widest tau at which the mean square log-ratio of harmful tokens is in the budget.
 
-    Harmful tokens are those that PPO's clip would act on: A > 0 with r > 1, A < 0 with r < 1. Within the budget
-    nothing is clipped.
+    Harmful tokens are those on which PPO's clip can act: A > 0 with r > 1, or A < 0 with r < 1. If their mean square
+    is within the budget, nothing is clipped. The bounds are never tighter than [1 - low, 1 + high].
     """
 
     equation = (
@@ -54,7 +54,7 @@ class SecondMomentClip(WeightPart):
         return clip_surrogate(scored.log_ratio, scored.advantages, low, high)
 
     def bounds(self, scored: Scored) -> tuple[float, float]:
-        """Bounds of the ratio itself, for the whole step."""
+        """Returns the bounds (low, high) of the ratio itself for the whole step."""
         ratios, advantages = scored.log_ratio.detach(), scored.advantages
         is_harmful = scored.mask & (ratios * advantages > 0)
         tau = math.sqrt(widest_cap(ratios[is_harmful] ** 2, self.budget))

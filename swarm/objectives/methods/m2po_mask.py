@@ -1,10 +1,10 @@
-"""M2PO as AReaL has it: the tokens of largest mismatch are dropped until the rest have a small second moment.
+"""M2PO as in AReaL: the tokens of largest mismatch are dropped until the others have a small second moment.
 
     -M r A, r around pi_old; M drops the largest (log pi_old - log mu)^2, token mean
 
-An unclipped surrogate around the policy at the start of the update; the mask looks at the generator's gap to
-that policy. AReaL's count of tokens leaves the dropped ones out. Ours: the denominator counts them, so that
-the step size does not depend on how many were dropped.
+An unclipped surrogate around the policy at the start of the update; the mask depends on the gap between generator and
+that policy. AReaL's token count leaves dropped tokens out. Ours: the denominator counts dropped tokens, so that
+the step size does not depend on their number.
 """
 
 import torch
@@ -16,7 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class SecondMomentMask(MismatchPart):
-    """Drops the step's tokens of largest mismatch until the mean square log-mismatch of the rest is in the budget."""
+    """Drops the step's tokens of largest mismatch until the mean square log-mismatch of the others is in the budget."""
 
     equation = "L_t <- M L_t, M drops the largest (log rho_t)^2 until mean_kept (log rho)^2 < budget"
     scope = Scope.STEP

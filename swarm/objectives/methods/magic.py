@@ -2,8 +2,8 @@
 
     token mean of the clipped surrogate, minus c mean H while mean H <= target
 
-The token-mean surrogate without KL around it is Skywork-OR1's. Ours: the strength never falls under 0; the
-entropy that is compared is that of the step's own tokens, external ones included.
+The token-mean surrogate without KL is Skywork-OR1's. Ours: the strength never falls below 0; the entropy that is
+compared with the target is that of all tokens of the step, external ones included.
 """
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class AdaptiveEntropy(TermPart):
-    """A bonus that acts only while entropy is at or under a target, and grows for as long as it is."""
+    """Entropy bonus that acts only at or below a target entropy; its strength grows there and shrinks above."""
 
     equation = "L -= c * 1[mean H <= target] * mean_t H_t; then c += pace if mean H <= target else -pace"
     scope = Scope.STEP

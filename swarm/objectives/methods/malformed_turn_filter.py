@@ -1,9 +1,9 @@
-"""Malformed turns left out: a turn whose call cannot be read is not learned from, whatever its episode earned.
+"""Malformed turns left out: a turn with a call that cannot be parsed is dropped, whatever the episode's reward.
 
     A = z; dropped at the tokens of malformed turns; clip .2, token mean
 
-So a success does not teach the slip on the way to it; what a slip costs is the episode's reward. The plain form that
-users know as masking; all of it is ours.
+A success then does not teach its malformed turns; their cost is the loss of the episode's reward. Users know this
+plain form as masking; all of it is ours.
 """
 
 import torch
@@ -16,7 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class WellFormedTurns(AdvantagePart):
-    """Z-score; dropped at the tokens of malformed turns."""
+    """Z-score of the reward in its group; tokens of malformed turns are dropped."""
 
     equation = "A_t = z_i if the turn of t is well formed, else dropped"
     always_needs = frozenset({Requirement.TURNS})

@@ -1,9 +1,9 @@
 """Two levels (MatchTIR): half the z-score of the whole episode, half that of a turn's return among turns of its number.
 
-    A_k = (z_G(sum r) + z_{G, k}(G_k)) / 2, G_k discounted by .9; what is alone is not centred; clip .2, token mean
+    A_k = (z_G(sum r) + z_{G, k}(G_k)) / 2, G_k discounted by .9; a single value is not centred; clip .2, token mean
 
 The objective of the method. Its turn rewards, a matching of the calls with a reference trace, are the environment's
-work. Ours: the outcome is a reward of the last turn; clip and token mean around it.
+work. Ours: the outcome is a reward of the last turn; clip and token mean.
 """
 
 import torch
@@ -26,7 +26,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class TwoLevels(AdvantagePart):
-    """Mean of the z-scores of an episode's rewards and of its turn's return.
+    """Mean of two z-scores: of the episode's total reward, and of the turn's return among turns of its number.
 
     Source: MatchTIR, arXiv:2601.10712; quchangle1/MatchTIR `compute_grpo_outcome_advantage`.
     """

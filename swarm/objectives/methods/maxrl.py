@@ -1,8 +1,8 @@
 """MaxRL: advantages divided by the group's mean reward, so that rare successes weigh as under maximum likelihood.
 
-    A = (R - mean) / (mean + 1e-6), which is meant for rewards of at least 0; clip .2, token mean
+    A = (R - mean) / (mean + 1e-6), for rewards of at least 0; clip .2, token mean
 
-For binary rewards. Ours: the clipped token surrogate around it.
+Made for binary rewards. Ours: the clipped token surrogate.
 """
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class MeanNormalised(AdvantagePart):
-    """Distance from the group's mean in units of that mean: of a binary reward, weight 1 / success rate."""
+    """Distance from the group's mean in units of that mean: for a binary reward, a weight of 1 / success rate."""
 
     equation = "A_i = (R_i - mean_G) / (mean_G + floor)"
     floor: float = 1e-6

@@ -2,8 +2,8 @@
 
     A = z over the whole group; (1/M) sum_G 1/n_G sum over its n_G finished episodes of the mean of -min(r A, clip A)
 
-Whether it was right is unknown; as a failure it would teach short episodes. Its reward 0 stays in the statistics.
-Ours: the clip around it.
+The result of such an episode is unknown; counted as a failure it would teach short episodes. Its reward stays in the
+group's statistics. Ours: the clip.
 """
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class FinishedMean(AggregatePart):
-    """Every group counts the same, and in it every finished episode; their tokens are averaged."""
+    """Mean over groups of the mean over finished episodes of the mean over their tokens."""
 
     equation = "L = (1/M) sum_G (1/n_G) sum_{i finished} (1/|o_i|) sum_t L_t"
     scope = Scope.GROUP

@@ -3,9 +3,9 @@
     (1/N) sum of -M min(pi_old/mu, 5) sg[pi/pi_old] A log pi, M by pi/pi_old beyond .8 or 1.27
 
 The weight is mismatch times staleness, a constant; the gate drops tokens that a later update of the same batch
-pushed out of the clip. Secondary: half-widths of .2 and .27 and the cut of the mismatch factor at 5 are as the paper
-is read; no stored text of it confirms them. Replay of expert routing, its third ingredient, concerns
-mixture-of-experts models and is not here.
+pushed out of the clip. Secondary: half-widths of .2 and .27 and the cut of the mismatch factor at 5 come from readings
+of the paper; we have not checked its text. Replay of expert routing, the third ingredient, concerns mixture-of-experts
+models and is left out.
 
 Mechanism: sign gated decoupled.
 """
@@ -21,10 +21,10 @@ from swarm.objectives.recipe import Recipe
 
 
 class SignGate(AgainstPolicy, CorrectionPart):
-    """Drops tokens whose ratio left the bound its advantage pushes it to: PPO's clip as a mask.
+    """Drops tokens whose ratio is already beyond the bound in the direction of the advantage: PPO's clip as a mask.
 
-    The ratio may be another one than the recipe's: here against the policy at the start of the update, so that
-    nothing is dropped at the only update a batch gets.
+    The ratio may differ from the recipe's: by default its denominator is the policy at the start of the update, so
+    that nothing is dropped if a batch gets a single update.
     """
 
     equation = "L_t <- M L_t, M = 0 if (A > 0, pi/pi_old > 1+high) or (A < 0, pi/pi_old < 1-low)"
@@ -38,7 +38,7 @@ class SignGate(AgainstPolicy, CorrectionPart):
 
 
 class DetachedRatio(WeightPart):
-    """The whole ratio as a constant weight of the log-likelihood: the gradient of `Surrogate`, another value."""
+    """The whole ratio as a constant weight of the log-likelihood: the gradient of `Surrogate`, with another value."""
 
     equation = "L_t = -sg[r] A log pi_t"
 

@@ -2,7 +2,7 @@
 
     token mean of -sg[clip(min_{j<t} r_j * r_t, 0, 2)] A log pi; 1 for the empty prefix
 
-No token loses its gradient to the clip; only its weight is bounded. The paper's clip constants are not
+No token loses its gradient to the clip; only the weight is bounded. The paper's clip constants are not
 known to us. Ours: no lower bound, cap 2.
 """
 
@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def prefix_minimum(ratios: Tensor, mask: Tensor) -> Tensor:
-    """Smallest log-ratio [N, L] of the trained tokens strictly before each token, detached; 0 where there are none."""
+    """Smallest log-ratio [N, L] of the trained tokens strictly before each token, detached; 0 if there are none."""
     infinite = torch.full_like(ratios, torch.inf)
     known = torch.where(mask, ratios.detach(), infinite)
     shifted = torch.cat([infinite[:, :1], known[:, :-1]], dim=1)
@@ -37,9 +37,9 @@ class PrefixMinimumRatio(AgainstPolicy, RatioPart):
 
 
 class FullPrefixRatio(AgainstPolicy, RatioPart):
-    """The ratio of a token times those of all tokens before it: the exact weight of one decision in a sequence.
+    """The ratio of a token times the ratios of all tokens before it: the exact weight of one decision in a sequence.
 
-    Unbiased for a token's own reward; its variance grows with the place in the response. Precup et al. 2000.
+    Unbiased for a token's own reward; the variance grows with the token's position. Source: Precup et al. 2000.
     """
 
     equation = "r_t <- r_t * sg[prod_{j<t} r_j], the log of the product in [-20, 20]"

@@ -1,9 +1,9 @@
-"""NGRPO: groups are scored together with one imagined member of full reward, so that failing groups go down.
+"""NGRPO: z-scores with one imagined member of full reward, so that groups that all fail are pushed down.
 
     z-score with statistics of the group and one reward of 1; clip .16/.24, token mean
 
-Negatives are held tighter by the clip: the lower half-width is the smaller one. Groups of full reward
-throughout have no signal, as in the paper, which drops them. Ours: the token mean.
+The clip bounds negatives more tightly: the lower half-width is the smaller one. Groups whose rewards are all
+`maximum` have no signal; the paper drops them. Ours: the token mean.
 """
 
 import torch
@@ -15,7 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class VirtualMaximum(AdvantagePart):
-    """Z-score in the group together with one imagined member of full reward: groups that all fail go down."""
+    """Z-score in the group with one imagined member of reward `maximum`: groups that all fail get negative values."""
 
     equation = "A_i = (R_i - mean') / (std' + floor), mean' and unbiased std' of {R_1..R_G, maximum}"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})

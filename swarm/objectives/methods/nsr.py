@@ -2,8 +2,8 @@
 
     mean of -min(r A, clip(r, .8, 1.2) A), A = -1, over the tokens of responses with R <= .5
 
-The rest leaves the batch, as in the released code: the token mean is over what is learned from. Ours: a reward above
-0.5 is correct.
+Correct rollouts leave the batch, as in the released code: the token mean is over the tokens that are learned from.
+Ours: a reward above 0.5 is correct.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class SignWeights(AdvantagePart):
-    """A fixed advantage for correct rollouts and another, negative, for the rest; those whose size is 0 drop out."""
+    """Fixed advantages: `positive` for correct rollouts, -`negative` for the others; rollouts with 0 drop out."""
 
     equation = "A_i = positive if R_i > threshold else -negative; A_i = 0 drops out"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})

@@ -1,4 +1,4 @@
-"""OPMD: plain REINFORCE with the group's mean as baseline, damped by the strength of a pull to the old policy.
+"""OPMD: plain REINFORCE with the group's mean as baseline, damped according to a pull to the old policy.
 
     token mean of -A log pi / (1 + tau), tau 1; A the reward minus the group's mean
 
@@ -14,7 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class TemperedLikelihood(WeightPart):
-    """The log-likelihood times the advantage, damped by the strength of a pull to the previous policy."""
+    """The log-likelihood times the advantage, divided by 1 + tau, the strength of a pull to the previous policy."""
 
     equation = "L_t = -A log pi_t / (1 + tau)"
     tau: Annotated[float, Bound(above=-1)] = 1.0  # > -1

@@ -2,8 +2,8 @@
 
     A = R - sum_j |o_j| R_j / sum_j |o_j|; clip .2, token mean
 
-That is near the baseline of least gradient variance when a gradient grows with the number of tokens. The
-paper trains exactly on-policy, where every ratio is 1. Ours: ratio and clip, for rollouts that are not.
+This is near the baseline of least gradient variance if a gradient grows with the number of tokens. The paper trains
+exactly on-policy, where every ratio is 1. Ours: ratio and clip, for off-policy rollouts.
 """
 
 from torch import Tensor

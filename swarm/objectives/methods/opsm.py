@@ -1,8 +1,8 @@
-"""OPSM: negative responses that the policy has already left behind are dropped; positives always count.
+"""OPSM: negative responses that have become much less likely are dropped; positive responses always count.
 
     GRPO without responses that have A < 0 and mean(log mu - log pi) over .5
 
-DeepSeek-V3.2 has it with its other measures; here it is on GRPO alone. Ours: that host. The limit 0.5 is TRL's
+DeepSeek-V3.2 combines the mask with other measures. Ours: plain GRPO around the mask. The limit 0.5 is TRL's
 suggestion.
 """
 
@@ -14,7 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class OffPolicySequenceMask(AgainstPolicy, CorrectionPart):
-    """Drops responses that the policy has left behind, where their advantage would push it further away."""
+    """Drops tokens with a negative advantage in responses that have become much less likely than at sampling."""
 
     equation = "L_t <- M L_t, M = 0 if A < 0 and mean_t(log mu_t - log pi_t) > limit"
     scope = Scope.ROLLOUT

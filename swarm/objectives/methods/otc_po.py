@@ -1,9 +1,9 @@
-"""Optimal tool calls (OTC-GRPO): a success is worth less the more calls it needed than the group's cheapest success.
+"""Optimal tool calls (OTC-GRPO): a reward shrinks with the distance to the fewest calls of a success in the group.
 
     R <- R sin(f pi / 2n), f = 2nm / (m + n), m its calls, n the fewest of a success; R cos(m pi / (2m + 1)) at n = 0
 
-The factor multiplies, so that a wrong answer gains nothing by fewer calls. Known from notes on the paper. Ours: 1
-in the cosine; a group without a success keeps its rewards; a reward above .5 is a success; clip and mean around it.
+The factor multiplies, so that a wrong answer gains nothing by fewer calls. Known from notes on the paper. Ours: the 1
+in the cosine; a group without a success keeps its rewards; a reward above .5 is a success; clip and mean.
 """
 
 import math
@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ToolEfficiency(RewardPart):
-    """Reward times how near the number of tool calls is to the fewest of a success of the group.
+    """Multiplies rewards by the closeness of the number of tool calls to the fewest calls of a success of the group.
 
     Source: OTC, arXiv:2504.14870 section 3 (OTC-GRPO).
     """

@@ -2,7 +2,7 @@
 
     (R_max - R_second) / (std + 1e-6) for the best of a group, 0 for the others; clip .2, token mean
 
-With binary rewards that is the only success of a group, and groups with more than one say nothing.
+With binary rewards only the single success of a group learns; groups with several successes have no signal.
 Ours: the token mean.
 """
 
@@ -15,9 +15,9 @@ from swarm.objectives.recipe import Recipe
 
 
 class BestOfGroup(AdvantagePart):
-    """Only the best member has an advantage: its lead over the second best, in standard deviations.
+    """Lead of the group's best member over the second best, in standard deviations; 0 for all other members.
 
-    Of several equally good members none leads, so all get 0.
+    If several members are equally good, all get 0.
     """
 
     equation = "A_best = (R_best - R_second) / (std_G + floor), 0 for all others"

@@ -1,10 +1,10 @@
-"""PIPO: a draw is trained on a second time, as strongly as rewards rose after it, and against it where they fell.
+"""PIPO: a draw is used a second time with the weight of the later rise of rewards, negative if rewards fell.
 
     z for new groups; G z / sum |z| times phi(xi) for the previous draw's; clip .2, token mean
 
-The ratio is to the policy that generated, which for the second use is the one before. The released
-configuration never goes against a draw and bounds the gain at 0.5; this is the paper's. Ours: a bound on the
-gain, and the token mean.
+The ratio is to the generator, which for the second use is the policy of the previous draw. The released configuration
+has no negative weights and bounds the gain at 0.5; this is the paper's form. Ours: a bound on the gain, and the
+token mean.
 """
 
 from typing import Annotated
@@ -18,9 +18,9 @@ from swarm.objectives.recipe import Recipe
 
 
 class ImprovementFeedback(AdvantagePart):
-    """Z-scores for the new rollouts; for those of the previous draw, their own times how much better things got.
+    """Z-scores of new rollouts; for rollouts of the previous draw, normalised z-scores times the later rise of rewards.
 
-    Wants the previous draw to be updated on before the new one.
+    The previous draw must be updated on before the new one.
     """
 
     equation = (
@@ -49,7 +49,7 @@ class ImprovementFeedback(AdvantagePart):
         return memory if new is None else {"means": [*memory["means"], new][-self.history :]}
 
     def _gain(self, batch: Batch) -> float:
-        """phi(xi) of this step."""
+        """Returns phi(xi) of this step; 0 without new rollouts or with fewer than two earlier means."""
         new, means = self._new_mean(batch), torch.tensor(self.remembered(batch)["means"], dtype=torch.float64)
         means = means[-self.history :]
         if new is None or means.numel() < 2:  # ours: nothing to compare with yet
@@ -60,7 +60,7 @@ class ImprovementFeedback(AdvantagePart):
 
     @staticmethod
     def _new_mean(batch: Batch) -> float | None:
-        """Mean reward of what is used for the first time; None where all is replayed."""
+        """Mean reward of the rollouts that are used for the first time; None if all are replayed."""
         rewards = batch.rewards if batch.replayed is None else batch.rewards[~batch.replayed]
         return float(rewards.to(torch.float64).mean()) if rewards.numel() else None
 

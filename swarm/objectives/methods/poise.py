@@ -2,10 +2,10 @@
 
     A = R - mean of g(phi) of the other rollouts, g a ridge regression; clip .2, rollout mean
 
-No critic and no large group: two rollouts are enough, and because each is judged by the other's states the
-gradient stays unbiased. Ours is the core: a few random directions of the states and running sums of a ridge
-regression, where the paper has full states and a buffer, which would be too much to remember (see the part).
-The advantage below only tells which external rollouts are negative.
+No critic and no large group: two rollouts are enough, and because the baseline of each comes from the other's states,
+the gradient stays unbiased. Ours: a few random directions of the states and running sums of a ridge regression, where
+the paper has full states and a buffer, which would be too much to remember (see `CrossBaseline`). The recipe's
+`advantage` only marks the external rollouts with a negative advantage.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def project(seen: Prediction, number: int) -> Tensor:
-    """Hidden states [c] along a random direction that depends on its number and the hidden size alone."""
+    """Hidden states [c] along a random direction that depends only on `number` and the hidden size."""
     size = seen.hidden.shape[1]
     direction = torch.randn(size, generator=torch.Generator().manual_seed(number), dtype=torch.float64) / size**0.5
     hidden = seen.hidden.to(seen.logits.dtype)
@@ -40,16 +40,16 @@ def project(seen: Prediction, number: int) -> Tensor:
 
 
 class CrossBaseline(ShapePart):
-    """Reward minus what a linear probe of the other rollouts' states predicts for the prompt.
+    """Reward minus the mean prediction of a linear probe from the states of the group's other rollouts.
 
     Features of a rollout: the state that predicts its first token (the prompt's), the mean state of its last
-    `ending` tokens, mean, deviation and largest of its entropies, and 1. The probe is a ridge regression of
-    the others' mean reward on them. It takes the place of any other advantage; a group of one gets 0.
+    `ending` tokens, mean, deviation and largest of its entropies, and 1. The probe is a ridge regression of the
+    others' mean reward on these features. The result replaces any other advantage; a group of one gets 0.
 
-    Ours: states of the last layer, seen along `directions` random directions; older steps fade out by
-    `decay` instead of leaving a buffer; the ridge (relative to the mean square of a feature); predictions are
-    held within the rewards seen; groups of more than two average over the others; before the first fit the
-    baseline is the others' mean reward.
+    Ours: states of the last layer, projected on `directions` random directions; older steps fade by `decay`, instead
+    of a buffer; the ridge (relative to the mean square of a feature); predictions are clamped to the range of rewards
+    seen; groups of more than two average over the others; before the first fit, each prediction is the mean reward of
+    the rollout's others.
     """
 
     equation = "A_i = R_i - mean_{j != i} g(phi_j), g = ridge regression of mean_{k != j} R_k on phi_j"
@@ -101,11 +101,11 @@ class CrossBaseline(ShapePart):
         return (features @ torch.linalg.solve(gram + damping, moment)).clamp(*memory["rewards"])
 
     def _fits(self, memory: Mapping[str, Any]) -> bool:
-        """True where a fit with as many features is there: none at the start, nor after a change of constants."""
+        """True if the memory has a fit with as many features: not at the start or after a change of constants."""
         return len(memory["moment"]) == 2 * self.directions + 4
 
     def _features(self, scored: Scored) -> Tensor:
-        """[N, F] in float64; 0 for a rollout without trained tokens."""
+        """Features [N, F] of the rollouts, float64; 0 for a rollout without trained tokens."""
         mask, zeros = scored.mask, torch.zeros(scored.mask.shape, dtype=torch.float64, device=scored.mask.device)
         count = mask.sum(dim=1, keepdim=True)
         is_first = mask & (mask.cumsum(dim=1) == 1)
@@ -122,7 +122,7 @@ class CrossBaseline(ShapePart):
 
 
 def _others(scored: Scored) -> tuple[Tensor, Tensor]:
-    """Mean reward of the other members, and the group's size: each [N]."""
+    """Returns (mean reward of the group's other members, size of the group), each [N]."""
     rewards, group_index = scored.batch.rewards.double(), scored.batch.group_index
     size = group_sum(torch.ones_like(rewards), group_index)
     return (group_sum(rewards, group_index) - rewards) / (size - 1).clamp(min=1), size

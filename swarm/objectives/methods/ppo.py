@@ -2,9 +2,9 @@
 
     token mean of -min(r A, clip(r, .8, 1.2) A); A the reward of each token, whitened over tokens
 
-Ours, not the published method: left out are the value network, its clipped loss and with it GAE. With lambda =
-gamma = 1 and a value of 0 everywhere GAE is the reward of the whole response at each of its tokens, which is what
-remains here, whitened as in verl. There is no KL penalty; REINFORCE++ is the same with one.
+Ours, not the published method: the value network, its clipped loss and GAE are left out. With lambda = gamma = 1 and a
+value of 0 everywhere, GAE is the reward of the whole response at each of its tokens; that remains here, whitened as in
+verl. There is no KL penalty; REINFORCE++ is the same with one.
 """
 
 from swarm.objectives.parts import Clip, TokenMean, TokenRatio, WhitenedReturn

@@ -25,7 +25,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ProbabilityBand(AgainstPolicy, CorrectionPart):
-    """Drops tokens whose probability moved by more than a bound, in whichever direction.
+    """Drops tokens whose probability moved by more than a bound, in either direction.
 
     Source: prime-rl `ipo_loss_fn` (unrelated to the preference method of that name).
     """
@@ -39,7 +39,7 @@ class ProbabilityBand(AgainstPolicy, CorrectionPart):
 
 
 class SquaredLogRatio(TermPart):
-    """The mean square of the log-ratio: masked tokens are pulled back too.
+    """Penalty on the mean square of the log-ratio, which also pulls back the tokens that a mask drops.
 
     Source: Kimi K2.5, arXiv:2602.02276; prime-rl `default_loss_fn` (kl_tau 1e-3).
     """

@@ -1,4 +1,4 @@
-"""Robust prompt weights (Prompt-GDRO): advantages weigh more on kinds of prompts that have been hard for long.
+"""Robust prompt weights (Prompt-GDRO): advantages are scaled up for kinds of prompts that have long been hard.
 
     A <- A min(exp(clip(S_bin, -1, 1)), 2); GRPO with .001 k3 to the reference
 
@@ -22,10 +22,10 @@ from swarm.objectives.recipe import Recipe
 class RobustWeights(ShapePart):
     """Prompt-GDRO: multiplicative weights over bins of difficulty, realised as a factor on advantages.
 
-    Prompts are sorted into bins by how often one of k of our own answers was right. A bin's score is a moving
-    average of the mean loss of its prompts, so that a bin with many prompts counts no more than one with few.
-    Ours: a prompt's loss is 1 - its mean reward (the surrogate itself is about 0 for every prompt), and every
-    constant but k and the number of bins.
+    Prompts are sorted into bins by the pass@k of our own answers. A bin's score is a moving average of the mean loss
+    of the bin's prompts, so that a bin with many prompts counts no more than one with few. Ours: a prompt's loss is 1
+    minus its mean reward (the surrogate itself is about 0 for every prompt), and every constant except k and the
+    number of bins.
     """
 
     equation = "A <- A min(exp(rate clip(S_b, -bound, bound)), most), S_b <- EMA of mean loss"

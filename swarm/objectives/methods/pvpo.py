@@ -1,10 +1,10 @@
-"""PVPO: the baseline is what the reference policy scored on the prompt beforehand, not the group's own mean.
+"""PVPO: the baseline is the reference policy's mean reward on the prompt, measured beforehand, not the group's mean.
 
     A = R - mean reward of the reference policy on the prompt; clip .2, token mean
 
 Groups whose rewards are all equal keep a signal, and two rollouts are enough. The paper's filter of prompts
-by difficulty, and its injected solutions of a larger model, are samplers and not part of the objective.
-Ours: clip and token mean around it.
+by difficulty and the injected solutions of a larger model concern sampling and are not part of the objective.
+Ours: clip and token mean.
 """
 
 from torch import Tensor

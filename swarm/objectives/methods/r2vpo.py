@@ -1,8 +1,8 @@
-"""R2VPO, token level: the variance of the ratio is priced instead of clipped.
+"""R2VPO, token level: a penalty on the variance of the ratio in place of a clip.
 
     token mean of -(r A - lambda (r-1)^2), at the lambda before the first step
 
-Known are the unclipped primal and the price 0.04 of two reproductions. The paper's bound on the variance, its
+The unclipped primal and the price of 0.04 are known from two reproductions. The paper's bound on the variance, its
 dual update and its reweighting of stale samples are not known to us. Ours: bound 0.04, a multiplicative
 update of the price after every step (see the part), no reweighting, token mean.
 """
@@ -19,7 +19,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class RatioVariance(WeightPart):
-    """The unclipped surrogate less a price on the second central moment of the ratio.
+    """The unclipped surrogate, with a penalty of `price` times (r - 1)^2.
 
     The paper's update of the price and its bound on the variance are not known to us. Ours: after each step
     the price is multiplied by exp(rate * clip(measured / bound - 1, -1, 1)) and held in [least, most], so

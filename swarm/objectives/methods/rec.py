@@ -1,9 +1,9 @@
-"""REC, one-sided: REINFORCE of tokens whose ratio has not yet moved the way the advantage pushes it.
+"""REC, one-sided: REINFORCE of tokens whose ratio is not yet beyond a bound in the direction of the advantage.
 
     token mean of -M A log pi, M = r <= 1.2 for A >= 0, r >= .8 for A <= 0; A group-centred
 
-No importance weight: the ratio only decides which tokens count. The paper holds that this, not the weight, is
-what keeps learning from stale rollouts stable.
+No importance weight: the ratio only selects the tokens that count. According to the paper, this selection, not a
+weight, keeps learning from stale rollouts stable.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class OneSidedGate(WeightPart):
-    """REINFORCE of tokens that have not moved beyond a bound on the side their advantage pushes to."""
+    """REINFORCE of tokens whose ratio is not beyond a bound in the direction of the advantage."""
 
     equation = "L_t = -M A log pi_t, M = 1[A >= 0, r <= 1+high] or 1[A <= 0, r >= 1-low]"
     low: float = 0.2  # half-width
@@ -44,7 +44,7 @@ class TwoSidedGate(WeightPart):
 
 
 class RingGate(WeightPart):
-    """REINFORCE of tokens within two bounds, or far beyond the bound their advantage pushes away from."""
+    """REINFORCE of tokens whose ratio is within two bounds, or far outside on the side opposite to the advantage."""
 
     equation = (
         "L_t = -M A log pi_t, M = 1[1-low <= r <= 1+high] or 1[A >= 0, r <= 1-far_low] or 1[A <= 0, r >= 1+far_high]"

@@ -1,9 +1,9 @@
-"""RED-Weight: REINFORCE whose rollouts count by an exponential of their advantage, so that the best lead.
+"""RED-Weight: REINFORCE with an exponential of the advantage as a weight, so that the best rollouts dominate.
 
     token mean of -exp(A) A log pi; A the reward minus the group's mean
 
-No ratio and no clip: the weight shapes the data, for off-policy rollouts where failures should count less.
-Its sibling RED-Drop, which leaves out surplus failures at random, is not here.
+No ratio and no clip: the weight shapes the data, for off-policy rollouts whose failures should count less.
+The related RED-Drop, which leaves out surplus failures at random, is not included.
 """
 
 import torch
@@ -14,7 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ExponentialWeight(WeightPart):
-    """REINFORCE with an exponential of the advantage as a further weight: the best rollouts count most."""
+    """REINFORCE with an additional weight exp(A / temperature): the best rollouts count most."""
 
     equation = "L_t = -exp(A / temperature) A log pi_t"
     temperature: Positive = 1.0

@@ -2,9 +2,9 @@
 
     token mean of -A log pi, A the group z-score
 
-No ratio and no clip. It is what every off-policy method has to beat, and the baseline of our staleness
-benchmark. Needs no log-probs of the generator. Ours: the group z-score and the token mean, as in the
-methods it is compared with.
+No ratio and no clip. Every off-policy method has to beat this recipe, and our staleness benchmark uses it as the
+baseline. It needs no log-probs of the generator. Ours: the group z-score and the token mean, as in the methods of
+the comparison.
 
 Mechanism: uncorrected.
 """

@@ -1,9 +1,9 @@
-"""Reinforce-Ada (balanced): a prompt is answered again until its answers are mixed; a few of them are learned from.
+"""Reinforce-Ada (balanced): a prompt is answered again until its answers are mixed; a balanced few of them are used.
 
     A = R - mean of the pool, on at most 4 of it (2 right, 2 wrong, filled up); clip .2/.28, dual 10
 
-The advantage compares with every answer drawn. A group therefore carries its whole pool, of up to four group
-sizes. Ours: with graded rewards the mean is that of the rewards themselves; a pool of one response gets 0.
+The baseline is the mean of every answer drawn. A group therefore contains its whole pool, of up to four group sizes.
+Ours: with graded rewards the mean is that of the rewards themselves; a pool of one response gets 0.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def kept_of_pool(is_right: list[bool], keep: int) -> list[int]:
-    """Places of the first right and the first wrong answers, half of each as far as there are any."""
+    """Returns sorted indices of at most `keep` answers: the first right and first wrong ones, half each if possible."""
     right = [place for place, each in enumerate(is_right) if each]
     wrong = [place for place, each in enumerate(is_right) if not each]
     num_right = min(keep // 2, len(right))
@@ -28,9 +28,9 @@ def kept_of_pool(is_right: list[bool], keep: int) -> list[int]:
 
 
 class KeptOfPool(AdvantagePart):
-    """Reward less the mean of all that were drawn, on a balanced few of them.
+    """Reward minus the mean of all responses to the prompt, on a balanced selection; the others drop.
 
-    The code counts right answers as 1 and wrong ones as 0 in that mean; with binary rewards it is the same.
+    The released code counts right answers as 1 and wrong ones as 0 in the mean, the same for binary rewards.
 
     Source: Reinforce-Ada, arXiv:2510.04996; RLHFlow/Reinforce-Ada (`global_stat_est`, no division by the
     deviation, as in its script).
@@ -51,11 +51,11 @@ class KeptOfPool(AdvantagePart):
 
 
 class SuccessiveElimination(PromptPart):
-    """A prompt is answered again, a group at a time, until its answers are mixed enough.
+    """Asks a prompt again, a group at a time, until its answers are mixed enough or a limit is reached.
 
-    "balanced": half of what is kept is right and half wrong; "positive": one answer is right. All that were drawn
-    form one group, so that every node can check and compare them; which of them are learned from is the
-    advantage's choice (`KeptOfPool`).
+    The rule "balanced" wants keep/2 right and keep - keep/2 wrong answers, the rule "positive" one right answer. All
+    responses form one group, so that every node can check and compare them; the advantage (`KeptOfPool`) selects
+    those that are learned from.
 
     Source: Reinforce-Ada, arXiv:2510.04996 Algorithm 1; RLHFlow/Reinforce-Ada `verl/trainer/ppo/ray_trainer.py`.
     """

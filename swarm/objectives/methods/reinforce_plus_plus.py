@@ -2,7 +2,7 @@
 
     returns of R minus .01 (log pi_old - log ref) at each token, masked-whitened over the step
 
-No group is needed: the baseline is the mean of the step. The strength of the penalty is ours (0 leaves it out).
+No group is needed: the baseline is the mean of the step. The strength of the penalty is ours (0 turns it off).
 """
 
 from dataclasses import replace

@@ -1,10 +1,10 @@
 """Reinforcement comparison: REINFORCE against a running mean of each prompt's rewards; no group is needed.
 
-    A = R - remembered mean of the prompt, or the step's mean where there is none; clip .2, token mean
+    A = R - remembered mean of the prompt, or the step's mean for a new prompt; clip .2, token mean
 
-The classical baseline, by prompt. Published single-rollout trainers (MSSR among them) refine it in ways whose
-formulas we could not read; this is none of them. Ours: the rate, the step's mean for a new prompt, and the
-clip around it for rollouts that are not fresh.
+The classical baseline, by prompt. Published single-rollout trainers (such as MSSR) refine the baseline with formulas
+that we could not obtain; none of them is used here. Ours: the rate, the step's mean for a new prompt, and the clip
+for rollouts that are not fresh.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,9 @@ from swarm.objectives.recipe import Recipe
 
 
 class PromptTracker(AdvantagePart):
-    """Reward minus the prompt's running mean over earlier visits; of a prompt not seen yet, the step's mean.
+    """Reward minus the running mean of the prompt's rewards at earlier visits; for a new prompt, the step's mean.
 
-    The baseline does not depend on the rollouts it is taken from, so that one rollout for each prompt is
-    enough.
+    The running mean does not depend on the rollouts of this step, so that one rollout for each prompt is enough.
 
     Source: reinforcement comparison, in Williams 1992, doi:10.1007/BF00992696, section 4.
     """

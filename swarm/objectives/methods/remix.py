@@ -2,9 +2,9 @@
 
     clip of pi/mu at pi_old/mu +- .2; .001 (w k3 to ref + (1-w) k3 to pi_old); .001 entropy
 
-Wants replayed rollouts (the paper: a share of 0.4 from the last two policies, replay.max_reuse or
-replay.max_age_steps here) and two updates of each draw. Left open: after 50 or 100 steps the paper makes the
-learner the new reference and goes on on-policy; without that switch its score falls from 52.1 to 47.3. Ours:
+The run should supply replayed rollouts (the paper: a share of 0.4 from the last two policies, replay.max_reuse or
+replay.max_age_steps here) and two updates of each draw. Left out: after 50 or 100 steps the paper makes the learner
+the new reference and continues on-policy; without that switch the paper's score falls from 52.1 to 47.3. Ours:
 group advantages and their mean over rollouts in place of either base algorithm, width 0.2, k3, and the strengths
 of penalty and entropy bonus.
 
@@ -38,7 +38,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ConvexKl(TermPart):
-    """Penalties to the reference and to the policy at the start of the update, the share moving with the steps."""
+    """Mix of KL penalties to the reference and to the policy at the start of the update; the share moves with steps."""
 
     equation = (
         "L += strength * mean_t (w k(pi||pi_ref) + (1-w) k(pi||pi_old)), "
@@ -63,7 +63,7 @@ class ConvexKl(TermPart):
         return {"steps": int(memory["steps"]) + 1}
 
     def share(self, steps: int) -> float:
-        """Share of the reference after so many steps."""
+        """Returns the share of the reference penalty after `steps` steps."""
         return max(1 - self.pace * math.ceil(max(steps - self.hold, 0) / self.every), self.least)
 
     def __call__(self, scored: Scored) -> Tensor:
@@ -74,9 +74,9 @@ class ConvexKl(TermPart):
 
 
 class CentredClip(WeightPart):
-    """A clip of pi/mu centred on pi_old/mu: the trust region lies around the policy that is updated, not the data's.
+    """A clip of pi/mu centred on pi_old/mu: the trust region is around the policy at the start of the update.
 
-    Wants the ratio against the behaviour policy.
+    The recipe's ratio must be against the behaviour policy.
     """
 
     equation = "L_t = -min(r A, clip(r, rho - width, rho + width) A), r = pi/mu, rho = sg[pi_old/mu]"

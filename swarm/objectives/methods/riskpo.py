@@ -2,8 +2,8 @@
 
     papers of a bundle of five questions, mixed value at risk, sum-mean credit; clip .2, token mean
 
-Bundles keep hard prompts, whose own rewards are all equal, in the update, and what lies below the lower
-quantile weighs more. The released runs differ in credit, upper level and baseline; this is the DAPO-Math one
+Bundles keep hard prompts, whose own rewards are all equal, in the update, and scores below the lower quantile
+weigh more. The released runs differ in credit, upper level and baseline; this is the DAPO-Math run
 (`run_qwen2.5_1.5b_MVaR_dapomath.sh`), which has natural_baseline_adv off: a good paper is pushed up. Ours: token mean.
 """
 
@@ -25,14 +25,14 @@ _FLAT = 1e-3  # a deviation that is not divided by
 class BundleRisk(AdvantagePart):
     """A mixture of the mean between two quantiles and the mean below the lower one, of bundle scores.
 
-    Successive groups of the step make a bundle; the k-th members of its groups make the k-th paper, whose
-    score is their sum of rewards. Members beyond the smallest group belong to no paper and get 0. A paper's
-    advantage is divided by the bundle's deviation and handed to its members in proportion to their lead over
-    the mean of their own group, evenly where the leads cancel. The quantiles are tracked over the steps.
+    Successive groups of the step make a bundle; the k-th members of its groups make the k-th paper, whose score is
+    the sum of their rewards. Members beyond the size of the smallest group belong to no paper and get 0. A paper's
+    advantage is divided by the bundle's deviation and split among the paper's members in proportion to their lead
+    over the mean of their own group, evenly if the leads cancel. The quantiles are tracked over the steps.
 
-    Ours: groups that are left over at the end of a step make a smaller bundle; before the first step the
-    quantiles are those of its own scores; a bundle whose papers all score the same is divided by 1 instead of the
-    released 1e-6, as the released code does with a question whose deviation is at most 1e-3.
+    Ours: groups that are left over at the end of a step make a smaller bundle; at the first step the quantiles are
+    those of the step's own scores; a bundle with a deviation of at most 1e-3 is divided by 1 instead of the released
+    1e-6, as the released code does for a single question.
     """
 
     equation = (
@@ -92,7 +92,7 @@ class BundleRisk(AdvantagePart):
         return torch.cat([rewards.sum(dim=1) for _, rewards, _ in self._bundles(batch)])
 
     def _bundles(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(places, rewards, leads over the group's mean) of every bundle, each [papers, groups]."""
+        """Yields (rollout indices, rewards, leads over the group's mean) of every bundle, each [papers, groups]."""
         rewards = batch.rewards.to(torch.float64)
         groups = [(batch.group_index == group).nonzero()[:, 0] for group in batch.group_index.unique().tolist()]
         for start in range(0, len(groups), self.bundle):

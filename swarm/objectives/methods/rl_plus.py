@@ -2,10 +2,10 @@
 
     external 2 pi/(pi_old + .5 (pi_old + 1)) A (1 - sg[pi])^.5, own r A; constant norm, entropy .001
 
-External tokens need no log-probs of their generator and no external ratio exceeds 4; tokens the policy already
-finds likely are damped. There a group holds own and external members and its baseline counts the own ones only;
-here (ours) a group has one producer and is its own baseline. The released code divides by the width of the
-padded batch. Ours: by the length allowed to each rollout.
+External tokens need no log-probs of their generator, and no external ratio exceeds 4; tokens that the policy already
+finds likely are damped. In the paper a group has own and external members, and only own members count in the baseline;
+here (ours) a group has one producer and its own baseline. The released code divides by the width of the padded
+batch. Ours: by the allowed length of each rollout.
 
 Mechanism: mixture denominator.
 """
@@ -22,10 +22,10 @@ from swarm.objectives.recipe import Recipe
 
 
 class MixtureRatio(RatioPart):
-    """Multiple importance sampling: external tokens count as drawn from pi_old and a guess of the generator alike.
+    """Multiple importance sampling: external tokens count as drawn from pi_old and a guess of the generator, half each.
 
-    The guess is a mixture of pi_old and certainty: the token was in fact produced. Own tokens have the ratio to
-    pi_old.
+    The guess is a mixture of pi_old and probability 1, since the token was in fact produced. Own tokens have the
+    ratio to pi_old.
     """
 
     equation = "external: r_t = 2 pi / (pi_old + share pi_old + (1 - share)); own: r_t = pi / pi_old"
@@ -41,7 +41,7 @@ class MixtureRatio(RatioPart):
 
 
 class ExternalNovelty(ShapePart):
-    """Scales advantages of external tokens by how unlikely the policy finds them: what it knows is not learnt again."""
+    """Scales advantages of external tokens by (1 - pi)^power, so that likely tokens are not learned again."""
 
     equation = "A_t <- A_t (1 - sg[pi_t])^power on external tokens"
     power: Positive = 0.5

@@ -1,9 +1,9 @@
 """Leave one out (RLOO): REINFORCE on whole responses, with the mean reward of the other responses as the baseline.
 
-    A = R - mean of the others (R when alone); (1/N) sum_i sum_t -A log pi
+    A = R - mean of the others (R in a group of one); (1/N) sum_i sum_t -A log pi
 
-No ratio, no clip; a response is one action, so its tokens are summed. The KL penalty in the reward is left
-out, as in `grpo`. Needs no log-probs of the generator.
+No ratio and no clip; a response is one action, so its token losses are summed. The KL penalty in the reward is left
+out, as in `grpo`. The recipe needs no log-probs of the generator.
 """
 
 from swarm.objectives.parts import LeaveOneOut, Likelihood, NoRatio, RolloutSum

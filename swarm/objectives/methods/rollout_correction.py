@@ -1,6 +1,6 @@
-"""Rollout correction: the gap between generator and learner as truncation, masking or rejection; one row a variant.
+"""Rollout correction: truncation, masking or rejection by the gap between generator and learner; one recipe each.
 
-rho_t = pi_old(token) / mu(token) is what the generator's kernels and age make of one and the same policy. The factor
+rho_t = pi_old(token) / mu(token) differs from 1 by the generator's kernels and by the age of the data. The factor
 stands before PPO's loss around pi_old; the last row leaves pi_old out and weighs REINFORCE.
 """
 

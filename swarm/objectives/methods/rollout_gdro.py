@@ -2,9 +2,8 @@
 
     GRPO with .001 k3 to the reference
 
-The game over the weights of prompts is `prompt_gdro`. Ours is the core: how the
-counts are found and their constants (see the part), where the paper learns them by EXP3P; and the strength of
-the KL penalty.
+The game over the weights of prompts is `prompt_gdro`. Ours: the computation of the counts and its constants (see
+`RobustCounts`), where the paper learns the counts by EXP3P; and the strength of the KL penalty.
 """
 
 import heapq
@@ -19,14 +18,14 @@ from swarm.objectives.recipe import Recipe
 
 
 def best_counts(variances: Sequence[float], total: int, least: int, most: int) -> list[int]:
-    """Counts n_i in [least, most] with that total and the smallest sum of v_i / n_i.
+    """Returns the counts n_i in [least, most] that add up to `total` and minimise the sum of v_i / n_i.
 
-    Exact: each further response goes where it lowers the sum most, and the sum is separable and convex. Without
-    the bounds it is n_i ~ sqrt(v_i). Equal prompts differ by one at most.
+    The greedy solution, which adds each response where it lowers the sum most, is exact, because the sum is separable
+    and convex. Without the bounds, n_i ~ sqrt(v_i). Counts of prompts with equal variance differ by one at most.
 
     Args:
         variances: v_i >= 0 of one response's reward.
-        total: between least and most times the number of prompts.
+        total: sum of the counts, between `least` and `most` times the number of prompts.
         least: >= 1.
         most: >= least.
     """
@@ -48,14 +47,13 @@ def best_counts(variances: Sequence[float], total: int, least: int, most: int) -
 
 
 class RobustCounts(PromptPart):
-    """Rollout-GDRO: more responses to bins of prompts whose rewards vary, at a fixed mean.
+    """Rollout-GDRO: more responses to bins of prompts whose rewards vary, at a fixed mean number of responses.
 
-    Prompts are sorted into bins by how often one of k answers was right; a bin's variance is a moving average of
-    p (1 - p). Ours: the paper learns the count of each bin by EXP3P with a price on responses; here the problem
-    they pose, least sum of variance over responses at a fixed total, is solved for each round. A round of fewer
-    than `pool` prompts is solved together with those asked last, and what it takes beyond its share is made up
-    for later. Every constant but k and the number of bins is ours. A prompt not seen before counts as the most
-    uncertain, 1/4.
+    Prompts are sorted into bins by pass@k; a bin's variance is a moving average of p (1 - p). Ours: the paper learns
+    the count of each bin by EXP3P with a price on responses; here the underlying problem, the least sum of variance
+    over responses at a fixed total, is solved for each round. A round of fewer than `pool` prompts is solved together
+    with the prompts asked last, and later rounds make up for responses beyond the mean. Every constant except k and
+    the number of bins is ours. A new prompt counts with the largest variance, 1/4.
     """
 
     equation = "min sum_q v_b(q) / n_q, sum_q n_q = n Q, least <= n_q <= most; v_b <- EMA of p (1 - p)"

@@ -2,9 +2,9 @@
 
     token mean of -min(r A, clip(r, .8, 1.28) A), r against the consumer's own old log-probs
 
-Needs no log-probs of the generator: the "old" log-probs are the learner's own snapshot, so the ratio is 1
-at the only update a batch gets. The mismatch to the generator stays uncorrected by design; it is measured
-(diagnostics) and bounded by age and effective sample size instead.
+The recipe needs no log-probs of the generator: the "old" log-probs are the learner's own snapshot, so the ratio is 1
+if a batch gets a single update. The mismatch to the generator stays uncorrected by design; diagnostics measure the
+mismatch, and limits on age and effective sample size bound it.
 """
 
 from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio

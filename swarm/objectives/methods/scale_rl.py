@@ -1,4 +1,4 @@
-"""ScaleRL, its loss: truncated constant ratios, rewards in deviations of the whole step, every prompt the same.
+"""ScaleRL's loss: truncated constant ratios, rewards in deviations of the whole step, equal weight of every prompt.
 
     (1/M) sum_g sum_t -sg[min(r, 5)] A log pi / tokens of g, A = (R - mean_G) / std of the step
 
@@ -16,7 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class GroupMean(AggregatePart):
-    """Every prompt counts the same; inside its group every token does."""
+    """Mean over groups of the mean over all tokens of a group."""
 
     equation = "L = (1/M) sum_g sum_{i in g} sum_t L_t / sum_{i in g} |o_i|"
     scope = Scope.GROUP

@@ -1,13 +1,13 @@
-"""Self-correction (SCoRe): two answers to one question, the second paid for what it improved.
+"""Self-correction (SCoRe): two answers to one question, with a bonus for the second answer's improvement.
 
     G_1 = r_1 + r_2, G_2 = r_2 + 10 (r_2 - r_1), A_k = G_k - mean_G G_k; + .01 k2 to the initial policy on all tokens
 
-Stage one, `score_stage_one`, comes before it in a run of its own: G_1 = G_2 = r_2, and the first answers are held near
-the initial policy by .1 k2, so that answers do not become one. The second run begins with its weights
-(`model.source`). The environment asks twice whatever the first answer was (kind `retry`, `ask = "always"`). Known from
-public descriptions of the paper, which name the parts and not their sizes. Ours: the bonus pays the second answer alone
-(for the first one it would be a price on being right), all three strengths, the group's mean as baseline, the clip, and
-means over tokens.
+Stage one, `score_stage_one`, is a separate run before: G_1 = G_2 = r_2, and .1 k2 holds the first answers near the
+initial policy, so that the two answers do not become the same. The second run begins with the weights of the first
+(`model.source`). The environment asks twice, whatever the first answer was (kind `retry`, `ask = "always"`). Known from
+public descriptions of the paper, which name the parts but not their sizes. Ours: the bonus applies to the second answer
+alone (on the first answer it would penalise being right), all three strengths, the group's mean as baseline, the clip,
+and means over tokens.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ FIRST = "first_try"
 
 
 class AttemptReturn(AdvantagePart):
-    """Return of an answer and the later ones; from the second on with a bonus for the rise over the first.
+    """Return of an answer minus the group's mean; from the second answer on, with a bonus for the rise over the first.
 
     Source: SCoRe, arXiv:2409.12917.
     """
@@ -55,7 +55,7 @@ class AttemptReturn(AdvantagePart):
 
 
 class FirstAttemptKl(TermPart):
-    """Holds the first answers near the initial policy. Source: SCoRe, arXiv:2409.12917, stage I."""
+    """KL penalty that holds the first answers near the initial policy. Source: SCoRe, arXiv:2409.12917, stage I."""
 
     equation = "L += strength mean_t 1[t in turn 1] k2(log pi_t - log pi_ref_t)"
     always_needs = frozenset({Requirement.TURNS, Requirement.REFERENCE_LOGPROBS})

@@ -1,12 +1,12 @@
-"""Turn by turn, the last one first (SeeUPO): each turn has an update, weighted by how far it moved the turns behind it.
+"""Turn by turn, the last turn first (SeeUPO): one update for each turn, weighted by the ratios of the later turns.
 
     update of turn k: (1/N) sum_i mean_t -min(u_k M_k A_k, clip(u_k, .8, 1.2) M_k A_k), u_k the length-normalised ratio
     A_k = (R - mean_G over episodes with a turn k) / std of that over the draw, within 3
     M_K = 1, M_k = clip(M_(k+1) clip(u_(k+1), .8, 1.2), .8, 1.2)
 
-The KL penalty is left out, as in `grpo`. Ours: ratios are of the policy at the update to the one that sampled, so that
-stale episodes are corrected; released are those of the turn's own update alone, and a first u of 1. A turn that one
-episode of its group alone has counts 0 (released: its outcome).
+The KL penalty is left out, as in `grpo`. Ours: ratios are those of the policy at the update to the generator, so that
+stale episodes are corrected; the released ratios are those of the turn's own update, with a first u of 1. A turn that
+only one episode of its group has gets 0 (released: the outcome).
 """
 
 import torch
@@ -40,7 +40,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class TurnOutcome(AdvantagePart):
-    """Outcome minus the mean of the group's episodes that have the turn, in deviations of that over the draw.
+    """Outcome minus the mean of the group's episodes that have the turn, in standard deviations of this over the draw.
 
     Source: SeeUPO, arXiv:2602.06554; dy-liang/seeupo_v2 `compute_grpo_outcome_advantage_local` (`special_norm`).
     """
@@ -59,13 +59,13 @@ class TurnOutcome(AdvantagePart):
 
 
 def in_deviations(values: Tensor, cells: Tensor) -> Tensor:
-    """Values [n] over the unbiased deviation of their cell [n]; 0 where all are equal."""
+    """Values [n] over the unbiased deviation of their cell: [n], 0 in cells of equal values."""
     spread = group_statistics(values, cells)
     return where_signal(values / spread.std, spread, values)
 
 
 class LaterTurns(AgainstPolicy, ShapePart):
-    """Advantages times the ratios of the turns behind: an episode counts as far as they would still be played.
+    """Multiplies advantages by the clipped ratios of the later turns: an episode counts less if those became unlikely.
 
     Source: SeeUPO; dy-liang/seeupo_v2 `update_ratios`, with its clip of every factor and of every product.
     """
@@ -89,7 +89,7 @@ class LaterTurns(AgainstPolicy, ShapePart):
 
 
 class SumOfTurns(AggregatePart):
-    """Every turn counts the same, its tokens are averaged: the mean over rollouts of the one that has an update."""
+    """Mean over rollouts of the sum over turns of the token means; an update has tokens of a single turn."""
 
     equation = "L = (1/N) sum_i sum_k (1/|a_k|) sum_{t in k} L_t"
     scope = Scope.ROLLOUT

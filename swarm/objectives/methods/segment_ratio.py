@@ -1,11 +1,11 @@
-"""Correction across tokenizers (ours): the ratio of pieces of text that two tokenizers both cut out.
+"""Correction across tokenizers (ours): the ratio of text segments whose borders are token borders of both tokenizers.
 
-    ratios of segments, of tokens where there is none
+    ratios of segments; of tokens for rollouts of our own tokenizer
 
-A rollout of another tokenizer is encoded anew; its generator's log-probs are summed between bytes at which tokens of
-both end, and so are ours. Capped as in truncated importance sampling, because a segment's ratio is a product over
-tokens. Rollouts of our own tokenizer have token ratios. No benchmark supports it yet, hence no default: see
-docs/recipes.md for its bias and `learner.recipe_text_only` for its use.
+A rollout of another tokenizer is re-encoded; the log-probs of its generator and our own are summed between bytes at
+which tokens of both end. The ratio is capped as in truncated importance sampling, because a segment's ratio is a
+product over tokens. Rollouts of our own tokenizer have token ratios. No benchmark supports the method yet, so it is no
+default: see docs/recipes.md for the bias and `learner.recipe_text_only` for the use.
 """
 
 import math
@@ -21,12 +21,12 @@ from swarm.objectives.recipe import Recipe
 
 
 def segment_sum(values: Tensor, segment_ids: Tensor, mask: Tensor) -> Tensor:
-    """Sum of `values` over the tokens of the same rollout and segment: [N, L]; 0 for tokens of none.
+    """Sum of `values` over the tokens of the same rollout and segment: [N, L]; 0 for tokens without a segment.
 
     Args:
         values: [N, L].
-        segment_ids: int64 [N, L], below L; negative for none.
-        mask: bool [N, L], what counts.
+        segment_ids: int64 [N, L], below L; negative for tokens without a segment.
+        mask: bool [N, L], True on tokens that count.
     """
     place = segment_ids.clamp(min=0)
     counts = mask & (segment_ids >= 0)
@@ -36,13 +36,13 @@ def segment_sum(values: Tensor, segment_ids: Tensor, mask: Tensor) -> Tensor:
 
 
 class SegmentRatio(RatioPart):
-    """The ratio of the shortest piece of text that ends where a token of ours and one of the generator's end.
+    """The ratio of the shortest segment of text whose borders are token borders of both tokenizers.
 
-    Every token of a segment has its ratio, with the gradient of the token alone. With the generator's own tokenizer
-    segments are tokens. Where the generator did not say what its tokens stand for, or its tokens are not the ones
-    that its text is encoded as, the ratio is 1, as in swarm sampling.
+    Every token of a segment has the segment's ratio, with the gradient of the token alone. With equal tokenizers,
+    segments are tokens. If the byte lengths of the generator's tokens are unknown, or its tokens differ from the
+    canonical encoding of its text, the ratio is 1, as in swarm sampling.
 
-    Source: ours. It compares the canonical tokenisations only, where the true ratio of a text sums over all of
+    Source: ours. Only the canonical tokenisations are compared, where the true ratio of a text sums over all of
     them; docs/recipes.md has the bias, measured by enumeration.
     """
 
@@ -63,7 +63,7 @@ class SegmentRatio(RatioPart):
         return on_tokens(bounded, scored.logprobs, scored.mask)
 
     def _drift(self, scored: Scored) -> Tensor:
-        """[N, L], log-ratio of each token's segment; for by_response its share of it, at the segment's tokens."""
+        """Log-ratio [N, L] of each token's segment; if `by_response`, each token's own share of the log-ratio."""
         batch, mask = scored.batch, scored.mask
         logprobs = scored.logprobs.detach()
         exact = log_ratio(logprobs, scored.behavior, mask & batch.has_logprobs[:, None])

@@ -2,9 +2,9 @@
 
     z-score of the whole group; A dropped for episodes with a void turn; clip .2 / .28, token mean
 
-Such turns hold tokens of very low probability, which make the gradient explode after tool feedback. Their rewards stay
-in the group's statistics. A void turn has no readable call and is not the last one, or ends the episode without an
-answer (malformed, or by the limit of turns). Ours: the clip around it.
+Void turns have tokens of very low probability, which make the gradient explode after tool feedback. Dropped episodes
+stay in the group's statistics. A void turn has no well-formed call and is not the last turn, or ends the episode
+without an answer (malformed, or by the limit of turns). Ours: the clip.
 """
 
 import torch
@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class WithoutVoidTurns(AdvantagePart):
-    """Z-score; dropped for an episode that has a void turn.
+    """Z-score of the reward in its group; an episode with a void turn is dropped.
 
     Source: SimpleTIR, arXiv:2509.02479; ltzheng/SimpleTIR `agent_utils.py`.
     """

@@ -1,4 +1,4 @@
-"""SPEAR, its objective: old rollouts are imitated where they beat what the policy does today, more so later on.
+"""SPEAR's objective: imitates old rollouts that beat the current policy's rewards, with a weight that grows.
 
     sum of two losses, fresh and replayed: (1/N) sum_i (1/limit) sum_t of PPO (.8, 1.28) each
 
@@ -39,10 +39,10 @@ from swarm.objectives.recipe import Recipe
 
 
 class RecalibratedReplay(AdvantagePart):
-    """Fresh rollouts against their group; old ones against the median of recent group means, if above it.
+    """Reward of fresh rollouts minus the group's mean; of old ones, the excess over the median of recent group means.
 
     Rollouts older than `max_age` optimizer steps get 0. While no mean is known yet, old ones get 0 too
-    (ours). Only our own fresh groups say how well the policy does.
+    (ours). Only our own fresh groups count in the median.
 
     Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `ray_trainer_hybrid.py`.
     """
@@ -76,7 +76,7 @@ class RecalibratedReplay(AdvantagePart):
 
 
 class ReplayWarmup(CorrectionPart):
-    """Rollouts of earlier policies count along half a cosine, from 0 at the start of the run to 1.
+    """Weight of rollouts of earlier policies that rises along half a cosine, from about 0 at the first step to 1.
 
     Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `dp_actor.py` (`max_replay_loss_steps`).
     """
@@ -98,7 +98,7 @@ class ReplayWarmup(CorrectionPart):
 
 
 class CovarianceClipApart(WeightPart):
-    """Clip-Cov on fresh and on replayed tokens, each among themselves.
+    """Clip-Cov, applied separately to fresh and to replayed tokens.
 
     Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `core_algos.py`, its scripts. Ours: by rank.
     """
@@ -138,7 +138,7 @@ class CovarianceClipApart(WeightPart):
 
 
 class ConstantLengthApart(AggregatePart):
-    """Dr.GRPO's mean over fresh rollouts, and another over replayed ones: few fresh do not make the replay small.
+    """Sum of Dr.GRPO's means over fresh and over replayed rollouts, so that neither kind dilutes the other.
 
     Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `dp_actor.py`.
     """

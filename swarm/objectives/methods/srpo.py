@@ -1,4 +1,4 @@
-"""Progress towards successes (SRPO, self-referential): a failure is worth how near it came to a success of its group.
+"""Progress towards successes (SRPO, self-referential): a failure is rewarded by its closeness to the group's successes.
 
     R <- R for a success; else .5 sigmoid(-(d - mean d) / (std d + floor)), d to the nearest success; z-score, clip .2
 
@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def state_counts(batch: Batch) -> Tensor:
-    """Frequencies of each state, scaled to length 1: float64 [N, states]; 0 for an episode that names none."""
+    """Counts of each state, scaled to Euclidean length 1: float64 [N, states]; 0 for an episode without state keys."""
     episodes = batch.state_keys or ((),) * batch.num_rollouts
     numbers = {key: place for place, key in enumerate(sorted({key for keys in episodes for key in keys if key}))}
     counts = torch.zeros((batch.num_rollouts, max(1, len(numbers))), dtype=torch.float64, device=batch.mask.device)
@@ -28,9 +28,9 @@ def state_counts(batch: Batch) -> Tensor:
 
 
 class SelfReferentialProgress(RewardPart):
-    """Rewards of failures by their distance to the nearest success of their group.
+    """Replaces the reward of a failure by its closeness to the nearest success of its group, in visited states.
 
-    Source: SRPO, arXiv:2511.15605, as notes on it quote.
+    Source: SRPO, arXiv:2511.15605, as quoted in notes on the paper.
     """
 
     equation = "R <- most sigmoid(-(d - mean d) / (std d + floor)) for failures, d = min_{success of G} |e - e_s|^2"

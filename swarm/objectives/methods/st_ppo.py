@@ -18,13 +18,13 @@ from swarm.objectives.recipe import Recipe
 
 
 class BiasNormalisedClip(WeightPart):
-    """PPO's clip, its gradient divided by the norm of the gradient that the clip removed.
+    """PPO's clip, with the loss divided by the norm of the gradient that the clip removed, if that norm is large.
 
     The paper takes the norm over all parameters, which costs a second backward pass. Ours: the norm of the
-    removed coefficients of log pi, as if every token's gradient had length 1 and a direction of its own, per
-    rollout. A ratio counts up to 1 + 2 high there: a token that is clipped anyway, of which a generator may claim
-    anything, must not shrink the step of all others. And the norm is measured in units of `reference`, so that
-    a step of which the clip removes less is plain PPO and no update is ever enlarged.
+    removed coefficients of log pi, as if all token gradients had length 1 and were orthogonal, per rollout. In the norm
+    a ratio counts up to 1 + 2 high, because the claimed log-prob of one clipped token must not shrink the step of all
+    others. The norm is measured in units of `reference`: below that, the step is plain PPO, and no update is ever
+    enlarged.
     """
 
     equation = (

@@ -1,4 +1,4 @@
-"""Pre clip (StableReinforce): ratios are held within far bounds before the clip, and outlying advantages are dropped.
+"""Pre clip (StableReinforce): ratios are clamped to wide bounds before the clip, and outlying advantages become 0.
 
     rollout mean of PPO (.8, 1.2) on clip(r, 1e-3, 1e3); rewards whitened over tokens, 0 beyond 3 std
 
@@ -18,7 +18,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class OutlierFiltered(AdvantagePart):
-    """The reward in standard deviations from the mean over the step's tokens; 0 beyond `limit` of them.
+    """The reward in standard deviations from the mean over the step's tokens; 0 beyond `limit` deviations.
 
     Source: StableReinforce, arXiv:2505.02835; yfzhang114/r1_reward `replay_buffer.py`, which adds the mean
     before whitening to its limits (a slip: the whitened values have mean 0).
@@ -40,7 +40,7 @@ class OutlierFiltered(AdvantagePart):
 
 
 class PreClip(WeightPart):
-    """The ratio is held within far bounds before PPO's clip, so that no extreme one enters the loss.
+    """PPO's clip on a ratio clamped to wide bounds, so that no extreme ratio enters the loss.
 
     Source: StableReinforce, arXiv:2505.02835; yfzhang114/r1_reward `openrlhf/models/loss.py`.
     """

@@ -1,9 +1,9 @@
-"""Summaries (SUPO): all parts of a rollout, summaries too, take its advantage; one that a limit ended is left out.
+"""Summaries (SUPO): all turns of a rollout, also summaries, get its advantage; rollouts that a limit ended are dropped.
 
     A_i = z_G(R), dropped for episodes that a limit ended; clip .2 / .28, token mean over all conversations
 
-The environment asks for the summary and begins a conversation with it (kind `notes`, or one of yours). Statistics count
-rollouts, never their conversations. Known from notes on the paper. Ours: clip and token mean.
+The environment asks for the summary and begins a conversation with it (kind `notes`, or your own). Statistics count
+rollouts, not conversations. Known from notes on the paper. Ours: clip and token mean.
 """
 
 from swarm.objectives.parts import Clip, FinishedEpisodes, TokenMean, TokenRatio

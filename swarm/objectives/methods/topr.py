@@ -1,9 +1,9 @@
-"""TOPR, as its paper has it: negative rollouts weigh their trajectory's ratio, tapered into [0, 1].
+"""TOPR as in its paper: negative rollouts are weighted by their trajectory's ratio, clamped to [0, 1].
 
     (1/N) sum_i of -w_i A_i sum_t log pi; w 1 for A > 0, else the product of ratios, in [0, 1]
 
 Positives are pure likelihood, so only negatives need log-probs of the generator. There is no KL term.
-The paper's baseline is a dial of the share of positives. Ours: the group's mean, and a reward above .5 as positive.
+In the paper, the baseline sets the share of positives. Ours: the group's mean, and a reward above .5 as positive.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ class _Tapered(WeightPart):
 
 
 class TaperedTrajectory(_Tapered):
-    """A negative rollout weighs as much as its whole-trajectory ratio, a positive one is plain likelihood."""
+    """Plain likelihood at positive advantages; other tokens weigh the clamped ratio of their whole trajectory."""
 
     equation = "L_t = -A log pi_t if A > 0 else -sg[clip(prod_s r_s, low, high)] A log pi_t"
     scope = Scope.ROLLOUT
@@ -40,7 +40,7 @@ class TaperedTrajectory(_Tapered):
 
 
 class TaperedToken(_Tapered):
-    """Tokens of a rollout that scored count fully, those of the others by their own ratio."""
+    """Plain likelihood for tokens of successes; tokens of other rollouts weigh their own clamped ratio."""
 
     equation = "L_t = -A log pi_t if R > threshold else -sg[clip(r_t, low, high)] A log pi_t"
     threshold: float = 0.5  # a success has a higher reward

@@ -25,7 +25,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class TurnLeaveOneOut(AdvantagePart):
-    """Return of a turn minus the mean return of the other episodes of the group at that turn; alone, the return.
+    """Return of a turn minus the mean return of the group's other episodes at that turn; without others, the return.
 
     Source: Dr. Kernel, arXiv:2602.05885; hkust-nlp/KernelGYM `compute_multi_turn_rloo_outcome_advantage`.
     """

@@ -1,4 +1,4 @@
-"""Turn reward-to-go: a turn counts what it and the turns after it earn, against other episodes' turns of that number.
+"""Turn reward-to-go: the return from a turn on, compared with the same turn of the group's other episodes.
 
     G_k = sum_{j>=k} .95^(j-k) r_j, the outcome in the last r; A_k = G_k - mean over the group's episodes with a turn k
 
@@ -23,7 +23,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class TurnReturn(AdvantagePart):
-    """Discounted reward-to-go of a turn minus its mean over the group's episodes that have that turn."""
+    """Discounted reward-to-go of a turn minus the mean over the group's episodes that have that turn."""
 
     equation = "A_k = G_k - mean_{G, k} G_k, G_k = sum_{j>=k} gamma^(j-k) (r_j + R 1[j last])"
     always_needs = frozenset({Requirement.TURNS, Requirement.TURN_SIGNAL})

@@ -1,4 +1,4 @@
-"""INTELLECT-2's two-sided clip: negatives lose their gradient too once their ratio exceeds 4, plus a weak KL term.
+"""INTELLECT-2's two-sided clip: negatives lose their gradient if their ratio exceeds 4; plus a weak KL term.
 
     token mean of -min(min(r, 4) A, clip(r, .8, 1.2) A) + .001 k3 to the reference
 

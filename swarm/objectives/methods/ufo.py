@@ -1,4 +1,4 @@
-"""Decay and repetition (UFO): a success counts half as much with every further try, and repeated answers cost.
+"""Decay and repetition (UFO): the reward halves with every further try, and repeated answers are penalised.
 
     R <- R .5^(T-1) - .5 (1 - distinct / T), T readable tries; z-score, clip .2 / .28, token mean
 

@@ -1,4 +1,4 @@
-"""Novelty sharpened (XRPO, its advantage): successes that the policy finds unlikely for their group get more of it.
+"""Novelty sharpened (XRPO's advantage): positive advantages grow for rollouts less likely than their group's mean.
 
     A + min(max(1 - exp(s - mean_G s), 0), A/2) where A > 0, s mean log pi; clip .2, token mean
 
@@ -15,7 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class NoveltySharpening(ShapePart):
-    """Successes that are less likely under the policy than their group get more advantage, up to a share of it."""
+    """Raises positive advantages of rollouts less likely than their group's mean, by at most a share of it."""
 
     equation = "A <- A + min(max(strength (1 - exp(s_i - mean_G s)), 0), bound A) where A > 0"
     scope = Scope.GROUP

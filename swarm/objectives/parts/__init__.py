@@ -1,7 +1,7 @@
-"""Parts that at least two methods share, and what methods of one's own are built from: a file for each kind.
+"""Parts that at least two methods share, also for building new methods; one file for each kind.
 
-Invariant: parts know nothing of methods; a method's own parts stand in its file. A method imports what it takes from
-here, functions from their own file where one line does not hold them all.
+Invariant: parts do not import methods, and a part of a single method is in the file of that method. A method imports
+from here; functions that do not fit on that import line are imported from their own file.
 """
 # ruff: noqa: F403
 

@@ -1,7 +1,7 @@
 """Advantages that several methods share, by group and by step, and the shaped reward of overlong answers.
 
-Invariant: a group whose rewards are all equal gets exactly 0, whatever the rounding of its mean; statistics are those
-of the whole group or step, dropped members included.
+Invariant: where a group's mean is subtracted, several equal rewards give exactly 0, whatever the rounding of the mean;
+statistics are those of the whole group or step, dropped members included.
 Shape letters: N rollouts, L longest response in tokens.
 """
 
@@ -47,7 +47,7 @@ class GroupCentred(AdvantagePart):
 
 
 class LeaveOneOut(AdvantagePart):
-    """Reward minus the mean reward of the other members; alone in its group, the reward itself.
+    """Reward minus the mean reward of the group's other members; in a group of one, the reward itself.
 
     Source: RLOO, arXiv:2402.14740; verl `compute_rloo_outcome_advantage`.
     """
@@ -59,12 +59,12 @@ class LeaveOneOut(AdvantagePart):
 
 
 def whitened(values: Tensor, mask: Tensor, floor: float) -> Tensor:
-    """(value - mean) / sqrt(unbiased variance + floor) over `mask`, 0 where all values are equal.
+    """(value - mean) / sqrt(unbiased variance + floor) over `mask`; 0 off the mask, and if all values are equal.
 
     Args:
         values: float64, of the shape of `mask`.
         mask: bool.
-        floor: of the variance.
+        floor: added to the variance.
 
     Source: verl `masked_whiten`.
     """
@@ -76,10 +76,10 @@ def whitened(values: Tensor, mask: Tensor, floor: float) -> Tensor:
 
 
 class WhitenedReturn(AdvantagePart):
-    """Discounted return of every token, the reward at the last and a KL penalty at each, whitened over the step.
+    """Discounted return of each token, whitened over the step: the reward is at the last token, a KL penalty at each.
 
     The penalty compares the policy at the start of the update with the reference policy, both scored here: log-probs
-    that a generator claims would let it write its own reward. At 0 neither is needed.
+    that a generator claims would let the generator write its own reward. With `kl` 0, neither policy is needed.
 
     Source: REINFORCE++, arXiv:2501.03262; verl `compute_reinforce_plus_plus_outcome_advantage`.
     """
@@ -141,9 +141,9 @@ def own_rewards(batch: Batch, group: int) -> Tensor:
 
 
 class FinishedEpisodes(AdvantagePart):
-    """Z-score; dropped for an episode that a limit ended.
+    """Z-score of the reward in its group; an episode that a limit ended is dropped.
 
-    Source: Mini-o3, arXiv:2509.07969 section 3.4, as a note on it quotes.
+    Source: Mini-o3, arXiv:2509.07969 section 3.4, as quoted in a note on the paper.
     """
 
     equation = "A_i = z_i if i ended by itself, else dropped"
@@ -158,7 +158,7 @@ class FinishedEpisodes(AdvantagePart):
 class Overlong(RewardPart):
     """A penalty that grows over the last part of the allowed length, from 0 to `factor`.
 
-    DAPO's buffer is 4096 of 20480 tokens. Here it is a share of what each generator was allowed.
+    DAPO's buffer is 4096 of 20480 tokens. Here the buffer is a share of each rollout's allowed length.
 
     Source: DAPO, arXiv:2503.14476 section 3.4; verl `DAPORewardManager`.
     """

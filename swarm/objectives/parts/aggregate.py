@@ -10,7 +10,7 @@ from swarm.objectives.part import AggregatePart, Batch, Scope, Scored
 
 
 class TokenMean(AggregatePart):
-    """Every token of the step counts the same. Source: arXiv:2503.14476 section 3.3."""
+    """Mean over all tokens of the step. Source: arXiv:2503.14476 section 3.3."""
 
     equation = "L = sum_i sum_t L_t / sum_i |o_i|"
 
@@ -19,7 +19,7 @@ class TokenMean(AggregatePart):
 
 
 class RolloutMean(AggregatePart):
-    """Every rollout counts the same, its tokens are averaged. Source: arXiv:2402.03300 eq. 3."""
+    """Mean over rollouts of the mean over their tokens. Source: arXiv:2402.03300 eq. 3."""
 
     equation = "L = (1/N) sum_i (1/|o_i|) sum_t L_t"
     scope = Scope.ROLLOUT
@@ -30,7 +30,7 @@ class RolloutMean(AggregatePart):
 
 
 class RolloutSum(AggregatePart):
-    """Every rollout counts the sum of its tokens, as REINFORCE with whole responses as actions has it.
+    """Mean over rollouts of the sum over their tokens, as in REINFORCE with whole responses as actions.
 
     Source: arXiv:2402.14740 eq. 6; verl `seq-mean-token-sum`.
     """
@@ -42,12 +42,12 @@ class RolloutSum(AggregatePart):
 
 
 def allowed_length(batch: Batch) -> Tensor:
-    """Tokens that each rollout was allowed, at least those it has and at least 1: int64 [N]."""
+    """Allowed length of each rollout in tokens, at least its own length and at least 1: int64 [N]."""
     return torch.maximum(batch.max_new_tokens, batch.length).clamp(min=1)
 
 
 class ConstantLength(AggregatePart):
-    """Every rollout is divided by the length it was allowed, so that a long response is not discounted.
+    """Mean over rollouts of the token sum over the allowed length, so that a long response is not discounted.
 
     A response longer than its declared limit is divided by its own length.
 
@@ -61,7 +61,7 @@ class ConstantLength(AggregatePart):
 
 
 class KeptTokenMean(AggregatePart):
-    """Every token that is trained on counts the same; dropped rollouts do not make the step smaller.
+    """Mean over the tokens that are trained on; dropped rollouts do not make the step smaller.
 
     Source: token mean of arXiv:2503.14476, after the down-sampling of 2510.04996 or the filter of 2506.01347.
     """

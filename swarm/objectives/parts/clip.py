@@ -36,7 +36,7 @@ class Surrogate(WeightPart):
 
 
 Dual = Annotated[float, Bound(above=1, off=0)]
-"""Constant of a dual clip: above 1, the ratio where nothing moved."""
+"""Constant of a dual clip: above 1, which is the ratio on policy; 0 is off."""
 
 
 def clip_surrogate(
@@ -61,7 +61,7 @@ def clip_surrogate(
 
 
 def dual_clipped(found: TokenLosses, advantages: Tensor, dual: float) -> TokenLosses:
-    """Losses of tokens with A < 0 held at -dual A, without gradient there; unchanged where `dual` is 0."""
+    """Caps the losses of tokens with A < 0 at -dual A, without gradient there; changes nothing if `dual` is 0."""
     if dual == 0:
         return found
     ceiling = -dual * advantages
@@ -70,7 +70,7 @@ def dual_clipped(found: TokenLosses, advantages: Tensor, dual: float) -> TokenLo
 
 
 class Clip(WeightPart):
-    """PPO's two-sided clip; separate half-widths give clip-higher, `dual` bounds negatives far off policy.
+    """PPO's two-sided clip; separate half-widths give clip-higher, `dual` bounds the loss at negative advantages.
 
     Source: arXiv:1707.06347 eq. 7; arXiv:2503.14476 section 3.1; arXiv:1912.09729; verl
     `compute_policy_loss_vanilla` (dual 3; TRL has none).
@@ -86,7 +86,7 @@ class Clip(WeightPart):
 
 
 class PreservingClip(WeightPart):
-    """PPO's clip in value; beyond a preserved bound the gradient is that of the bound times log pi.
+    """PPO's clip that keeps a gradient: beyond a preserved bound, the gradient is that of the bound times log pi.
 
     Source: "upper" AEPO, arXiv:2510.14545, `core_algos.py`; "both" GPPO, arXiv:2508.07629.
     """
@@ -114,7 +114,7 @@ class PreservingClip(WeightPart):
 
 
 def covariances(scored: Scored, among: Tensor | None = None) -> Tensor:
-    """(A - mean A) (log pi - mean log pi), means over the step's trained tokens: float64 [N, L], detached.
+    """Covariance terms (A - mean A) (log pi - mean log pi), means over the tokens that count: float64 [N, L], detached.
 
     Args:
         scored: the whole step.
@@ -128,7 +128,7 @@ def covariances(scored: Scored, among: Tensor | None = None) -> Tensor:
 
 
 def largest(values: Tensor, eligible: Tensor, share: float, mask: Tensor) -> Tensor:
-    """bool [N, L]: the `share` of the step's tokens (at least one) with the largest values, of the eligible."""
+    """bool [N, L]: eligible tokens of the largest values, as many as `share` of `mask` (at least one) if there are."""
     count = min(max(1, int(share * int(mask.sum()))), int(eligible.sum()))
     ranked = torch.where(eligible, values, torch.full_like(values, -torch.inf)).flatten()
     chosen = torch.zeros_like(eligible).flatten()
@@ -137,10 +137,10 @@ def largest(values: Tensor, eligible: Tensor, share: float, mask: Tensor) -> Ten
 
 
 class CovarianceClip(WeightPart):
-    """PPO's clip, and a few tokens of high covariance are left out.
+    """PPO's clip without a few tokens of high covariance.
 
-    The published rule draws those tokens at random from all between the bounds. Ours: the ones of largest
-    covariance, so that a run can be repeated.
+    The published rule draws these tokens at random among those between the bounds. Ours takes the tokens of
+    largest covariance, so that a run can be repeated.
 
     Source: Clip-Cov, arXiv:2505.22617; verl `clip_cov`; in SPEAR, arXiv:2509.22601.
     """

@@ -1,6 +1,6 @@
 """Statistics of rollouts by their group, in float64.
 
-Invariant: every function sees all members of each group, dropped ones included.
+Invariant: the values are those of all members of each group, dropped ones included.
 Shape letters: N rollouts, M groups.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupStatistics:
-    """Statistics of one value for each rollout, spread back to the rollouts of the group."""
+    """Statistics of a value over each group, repeated for every rollout of the group."""
 
     count: Tensor  # [N]
     mean: Tensor  # [N]
@@ -28,7 +28,7 @@ class GroupStatistics:
 
 
 def group_statistics(values: Tensor, group_index: Tensor) -> GroupStatistics:
-    """Args: values [N]; group_index int64 [N], >= 0."""
+    """Returns statistics of `values` [N] over the groups of `group_index` (int64 [N], >= 0)."""
     values = values.to(torch.float64)
     num_groups = int(group_index.max()) + 1
     zeros = torch.zeros(num_groups, dtype=torch.float64, device=values.device)
@@ -43,19 +43,19 @@ def group_statistics(values: Tensor, group_index: Tensor) -> GroupStatistics:
 
 
 def group_sum(values: Tensor, group_index: Tensor) -> Tensor:
-    """Sum over the group [N], spread back to its rollouts. Args: values [N]; group_index int64 [N], >= 0."""
+    """Sum of `values` [N] over each group of `group_index` (int64 [N], >= 0), for every rollout: float64 [N]."""
     values = values.to(torch.float64)
     sums = torch.zeros(int(group_index.max()) + 1, dtype=torch.float64, device=values.device)
     return sums.index_add(0, group_index, values)[group_index]
 
 
 def group_lower_median(values: Tensor, group_index: Tensor) -> Tensor:
-    """Median of the group [N], spread back; of an even number the lower of the middle two."""
+    """Median of the group, for every rollout: float64 [N]; of an even number of values, the lower middle one."""
     return _of_each(values, group_index, torch.median)
 
 
 def group_median(values: Tensor, group_index: Tensor) -> Tensor:
-    """Median of the group [N], spread back; of an even number the mean of the middle two."""
+    """Median of the group, for every rollout: float64 [N]; of an even number of values, the mean of the middle two."""
     return _of_each(values, group_index, lambda members: torch.quantile(members, 0.5))
 
 
@@ -80,13 +80,13 @@ def group_centred(values: Tensor, group_index: Tensor) -> Tensor:
 
 
 def group_scores(values: Tensor, group_index: Tensor, floor: float) -> Tensor:
-    """(value - mean) / (unbiased std + floor) of the group: [N] in the dtype of `values`, exactly 0 as above."""
+    """(value - group mean) / (unbiased std + floor): [N] in the dtype of `values`; exactly 0 for equal values."""
     group = group_statistics(values, group_index)
     return where_signal((values.to(group.mean.dtype) - group.mean) / (group.std + floor), group, values)
 
 
 def group_left_out(values: Tensor, group_index: Tensor) -> Tensor:
-    """Value minus the mean of the others [N], in the dtype of `values`; alone in its group, the value itself."""
+    """Value minus the mean of the group's others [N], in the dtype of `values`; in a group of one, the value itself."""
     group = group_statistics(values, group_index)
     exact = values.to(group.mean.dtype)
     left_out = group.count / (group.count - 1).clamp(min=1) * (exact - group.mean)

@@ -25,7 +25,7 @@ Sampler = Literal["behavior", "proximal"]
 
 
 Estimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
-"""D, D^2/2, exp(-D) + D - 1 with D = log pi - log target; a `+` has the gradient of k2 at its own value."""
+"""k1 = D, k2 = D^2/2, k3 = exp(-D) + D - 1 with D = log pi - log target; k1+ and k3+ have the gradient of k2."""
 
 
 Mean = Literal["token", "rollout"]
@@ -33,16 +33,16 @@ Mean = Literal["token", "rollout"]
 
 
 def difference(scored: Scored, to: Target | Sampler) -> Tensor:
-    """log pi - log of that policy: [N, L] in [-20, 20], 0 off the mask."""
+    """log pi minus the log-probs of the policy `to`: [N, L] in [-20, 20], 0 off the mask."""
     return log_ratio(scored.logprobs, getattr(scored, to), scored.mask)
 
 
 def estimate(gap: Tensor, estimator: Estimator) -> Tensor:
-    """The estimate of KL(pi || target) by each token.
+    """Estimate of KL(pi || target) from each token, of the shape of `gap`.
 
     Args:
         gap: log pi - log target, bounded.
-        estimator: its name.
+        estimator: name of the estimator.
 
     Source: Schulman, "Approximating KL divergence" (2020); verl `kl_penalty`, whose bounds (k3 at +-10) these are.
     """
@@ -54,7 +54,7 @@ def estimate(gap: Tensor, estimator: Estimator) -> Tensor:
 
 
 def step_mean(values: Tensor, scored: Scored, mean: Mean) -> Tensor:
-    """Mean of [N, L] over the trained tokens of the step: a scalar that adds up over micro-batches."""
+    """Mean of `values` [N, L] over the step's tokens or rollouts: a scalar that adds up over micro-batches."""
     if mean == "token":
         return masked_sum(values, scored.mask) / max(1, scored.batch.step_tokens)
     lengths = scored.mask.sum(dim=1, keepdim=True).clamp(min=1)
@@ -62,7 +62,7 @@ def step_mean(values: Tensor, scored: Scored, mean: Mean) -> Tensor:
 
 
 def need_of(to: Target | Sampler) -> frozenset[Requirement]:
-    """Requirement of log-probs of that policy."""
+    """Requirement for the log-probs of the policy `to`, as a set of one."""
     return frozenset({Requirement(f"{to}_logprobs")})
 
 

@@ -63,8 +63,8 @@ class DetachedClip(WeightPart):
 class TrajectoryRegression(WeightPart):
     """Squared distance of a rollout's scaled log-ratio from its advantage.
 
-    Wants a token ratio, which it adds up. Every token carries the rollout's value: take the mean over
-    rollouts.
+    The recipe's ratio must be a token ratio, whose logs are summed here. Every token carries the rollout's value,
+    so the aggregate must be the mean over rollouts.
 
     Source: Kimi k1.5, arXiv:2501.12599 section 2.3.2 (ROLL `kimi15`); A*-PO, arXiv:2505.20686.
     """

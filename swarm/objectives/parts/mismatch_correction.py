@@ -14,7 +14,7 @@ from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, AgainstPolicy, log_rat
 
 
 def log_mismatch(scored: Scored) -> Tensor:
-    """log rho of each token: [N, L] in [-20, 20], constant, 0 off the mask."""
+    """log rho of each token, rho = pi_proximal / pi_behavior: [N, L] in [-20, 20], constant, 0 off the mask."""
     return log_ratio(scored.proximal, scored.behavior, scored.mask)
 
 
@@ -30,11 +30,11 @@ def inside(values: Tensor, low: float, high: float) -> Tensor:
 
 
 RatioAtMost = Annotated[float, Bound(at_least=1)]
-"""Upper end of a band of ratios; it holds the ratio 1, or fresh data would be refused. The lower end is a `Share`."""
+"""Upper end of a band of ratios, at least 1, or fresh data would be dropped. The lower end is a `Share`."""
 
 
 class MismatchPart(CorrectionPart):
-    """Base of corrections by rho, the policy at the start of the update over the generator."""
+    """Base of corrections by rho, the ratio of the policy at the start of the update to the generator."""
 
     always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PROXIMAL_LOGPROBS})
 
@@ -96,7 +96,7 @@ class MaskedSequenceMismatch(MismatchPart):
 
 
 def keep(is_kept: Tensor, scored: Scored) -> Tensor:
-    """bool [N, 1] as a factor [N, L]."""
+    """Converts a bool [N, 1] to a factor [N, L]: 1 for rollouts that are kept, else 0."""
     return is_kept.to(scored.advantages.dtype).expand(scored.mask.shape)
 
 
@@ -133,7 +133,7 @@ class K3Rejection(MismatchPart):
 
 
 class Veto(MismatchPart):
-    """Drops a response of which the policy would almost never have given some token.
+    """Drops a response with a token that the policy would almost never have drawn, compared with the generator.
 
     Source: verl `rollout_corr_math` (token veto).
     """
@@ -148,23 +148,23 @@ class Veto(MismatchPart):
 
 
 def probability(logprobs: Tensor) -> Tensor:
-    """[N, L] in [0, 1], constant; rounding over log 1 counts as 1."""
+    """Probabilities [N, L] in [0, 1] of `logprobs`, constant; a log-prob that rounding put above 0 counts as 0."""
     return logprobs.detach().clamp(max=0).exp()
 
 
 def pushed(advantages: Tensor, too_high: Tensor, too_low: Tensor) -> Tensor:
-    """0 where a token is beyond the bound its advantage pushes it to, else 1: [N, L].
+    """Factor [N, L]: 0 for a token already beyond the bound towards which its advantage pushes, else 1.
 
     Args:
         advantages: [N, L].
-        too_high: bool [N, L], grown too much; counts where A > 0.
-        too_low: bool [N, L], fallen too much; counts elsewhere.
+        too_high: bool [N, L], tokens whose probability rose too much; counts where A > 0.
+        too_low: bool [N, L], tokens whose probability fell too much; counts where A <= 0.
     """
     return (~torch.where(advantages > 0, too_high, too_low)).to(advantages.dtype)
 
 
 class DivergenceMask(AgainstPolicy, CorrectionPart):
-    """Base of masks that drop a token whose policy is too far from the generator, in the direction it is pushed."""
+    """Base of masks that drop a token whose probability moved too far in the direction of its advantage."""
 
     low: NotNegative = 0.15
     high: NotNegative = 0.15

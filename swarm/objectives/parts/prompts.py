@@ -15,7 +15,7 @@ MAX_PROMPTS = 20_000
 
 
 def renewed(records: Mapping[str, Any], news: Mapping[str, Any], limit: int = MAX_PROMPTS) -> dict[str, Any]:
-    """`records` with `news` in their place, moved to the end; of more than `limit` the oldest are left out."""
+    """Returns `records` updated with `news`, which move to the end; beyond `limit`, the oldest are left out."""
     kept = {key: value for key, value in records.items() if key not in news} | dict(news)
     return dict(list(kept.items())[max(0, len(kept) - limit) :])
 
@@ -24,7 +24,9 @@ Prompts = Mapping[str, Memory]  # key -> {"bin": int, "groups": [[mean reward, r
 
 
 def pass_at(num_right: int, num_responses: int, k: int) -> float:
-    """Unbiased chance that one of k answers is right, of `num_right` among `num_responses` (k at most these).
+    """Unbiased estimate of the chance that one of k answers is right, if `num_right` of `num_responses` are right.
+
+    If k exceeds `num_responses`, `num_responses` is used for k.
 
     Source: arXiv:2107.03374 eq. 1.
     """
@@ -33,7 +35,7 @@ def pass_at(num_right: int, num_responses: int, k: int) -> float:
 
 
 def bin_of(value: float, num_bins: int, before: int | None, margin: float) -> int:
-    """The bin of a value in [0, 1]; a prompt in bin `before` leaves it only `margin` beyond the border."""
+    """Returns the bin of a value in [0, 1]; a prompt leaves bin `before` only at `margin` beyond the border."""
     found = min(int(value * num_bins), num_bins - 1)
     if before is None or found == before:
         return found
@@ -44,7 +46,7 @@ def bin_of(value: float, num_bins: int, before: int | None, margin: float) -> in
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bins:
-    """Rule that sorts prompts into bins, by constants of a part (`Count`, margin not negative)."""
+    """Rule that sorts prompts into bins by the pass@k of their last groups."""
 
     num_bins: int
     k: int  # answers of which one must be right
@@ -53,7 +55,7 @@ class Bins:
     limit: int  # prompts
 
     def with_group(self, prompts: Prompts, key: str, reward: float, num_responses: int) -> dict[str, Memory]:
-        """The table after a group of that mean reward, its prompt last; the oldest beyond the limit are forgotten."""
+        """Returns the table after a group with mean reward `reward`, its prompt last; the oldest beyond `limit` go."""
         before = prompts.get(key)
         groups = [*(_groups(before) if before else ()), [min(1.0, max(0.0, reward)), num_responses]][-self.window :]
         num_right = sum(round(mean * number) for mean, number in groups)
@@ -63,7 +65,7 @@ class Bins:
 
 
 def place_of(prompts: Prompts, key: str) -> int | None:
-    """The bin of a prompt, None where it was not seen."""
+    """Returns the bin of a prompt; None if the table has no record of the prompt."""
     return None if key not in prompts else int(prompts[key]["bin"])
 
 

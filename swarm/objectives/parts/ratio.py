@@ -14,7 +14,7 @@ from swarm.objectives.part import Bound, Part, RatioPart, Requirement, Scope, Sc
 LOG_RATIO_BOUND = 20.0
 
 Ceiling = Annotated[float, Bound(above=0, at_most=LOG_RATIO_BOUND)]
-"""Upper bound of a log-ratio; below 0 it would cut the ratio of a policy to itself."""
+"""Upper bound of a log-ratio, above 0, which is the log-ratio of a policy to itself."""
 
 Against = Literal["behavior", "proximal"]
 """The denominator: the policy that sampled (mu), or the one at the start of the update (pi_old)."""
@@ -26,7 +26,7 @@ def log_ratio(logprobs: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
 
 
 class AgainstPolicy(Part):
-    """Base of parts whose ratio has a denominator to choose; what it needs follows from the choice."""
+    """Base of parts with a choice of the ratio's denominator; the part needs the log-probs of the chosen policy."""
 
     against: Against = "behavior"
 
@@ -40,9 +40,9 @@ class AgainstPolicy(Part):
 
 
 class NoRatio(RatioPart):
-    """The ratio of a policy to itself: 0 in value, with the gradient of log pi.
+    """The ratio of a policy to itself: the log-ratio is 0, with the gradient of log pi.
 
-    What REINFORCE uses, and swarm sampling: rollouts of others are encoded as if generated here.
+    REINFORCE uses this ratio, and so does swarm sampling, which treats rollouts of other nodes as if generated here.
 
     Source: arXiv:2509.08721 (swarm sampling).
     """
@@ -88,7 +88,7 @@ def mean_log_ratio(logprobs: Tensor, denominator: Tensor, mask: Tensor, ceiling:
 
 
 def on_tokens(values: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """`values` [N, 1] or [N, L] as constants, with the gradient of each token's own log pi: [N, L], 0 off the mask."""
+    """`values` ([N, 1] or [N, L]) as constants, with the gradient of each token's log pi: [N, L], 0 off the mask."""
     return log_ratio(logprobs, logprobs.detach(), mask) + on_mask(values.detach(), mask)
 
 
@@ -152,7 +152,7 @@ def turn_mean(values: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
 class TurnRatio(AgainstPolicy, RatioPart):
     """The length-normalised ratio of a token's turn, with the gradient of the token alone.
 
-    With a single turn it is `SequenceTokenRatio`.
+    With a single turn, the ratio is that of `SequenceTokenRatio`.
 
     Source: AT2PO, arXiv:2601.04767; zzfoutofspace/ATPO `compute_policy_loss_gspo_turn`. The chunks of ROLL
     (`ratio_type` "segment") have the same value and, where a turn has one advantage, the same gradient.

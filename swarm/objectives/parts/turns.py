@@ -1,7 +1,7 @@
-"""Turns of episodes: their rewards and returns, statistics over turns alike, and back to tokens.
+"""Turns of episodes: rewards, returns, statistics over turns that compare, and values of turns at their tokens.
 
-Invariant: statistics are of one group, and a rollout counts in them with the turns that it has; a single answer is an
-episode of one turn. What other nodes choose are actions alone: rewards, states and statuses are of the replay here.
+Invariant: statistics are of one group and count the turns that each rollout has; a single answer is an episode of one
+turn. Other nodes choose actions only: rewards, states and statuses are those of the replay here.
 Shape letters: N rollouts, L longest response in tokens, K most turns.
 """
 
@@ -17,7 +17,7 @@ from swarm.objectives.part import Batch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """Turns of each rollout, K at most."""
+    """Turns of each rollout, at most K."""
 
     exists: Tensor  # bool [N, K]
     rewards: Tensor  # float64 [N, K], of the turn
@@ -26,16 +26,16 @@ class Turns:
 
     @property
     def num_turns(self) -> Tensor:
-        """int64 [N], at least 1."""
+        """Number of turns of each rollout: int64 [N], at least 1."""
         return self.exists.sum(dim=1)
 
     def with_outcome(self, batch: Batch) -> Tensor:
-        """Rewards [N, K] of the turns, that of the episode added at its last turn."""
+        """Rewards [N, K] of the turns, with the episode's reward added at the last turn."""
         return self.rewards + torch.where(self.is_last, batch.rewards.to(torch.float64)[:, None], 0.0)
 
 
 def turns_of(batch: Batch) -> Turns:
-    """The turns of a batch; one each where it has only single answers."""
+    """Returns the turns of a batch; one turn for each rollout if the batch has no turn fields."""
     device, count = batch.mask.device, batch.num_rollouts
     if batch.turn_rewards is None or batch.num_turns is None or batch.num_calls is None:
         one = torch.ones((count, 1), dtype=torch.bool, device=device)
@@ -50,7 +50,7 @@ def turns_of(batch: Batch) -> Turns:
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
-    """sum_{j >= k} gamma^(j-k) r_j: [N, K] of rewards [N, K], which are 0 behind the last turn."""
+    """Returns [N, K], sum_{j >= k} gamma^(j-k) r_j, of rewards r [N, K], which must be 0 after the last turn."""
     returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for turn in reversed(range(rewards.shape[1])):
         following = rewards[:, turn] + gamma * following
@@ -59,7 +59,7 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
 
 
 def on_turn_tokens(values: Tensor, batch: Batch) -> Tensor:
-    """`values` [N, K] at the tokens of each turn: [N, L]. Tokens of a turn that is not there have the last one's."""
+    """`values` [N, K] at the tokens of each turn: [N, L]. A turn id outside [0, K - 1] counts as the nearest one."""
     return values.gather(1, batch.turn_ids.clamp(min=0, max=values.shape[1] - 1))
 
 
@@ -69,7 +69,7 @@ def by_cell(values: Tensor, cells: Tensor, turns: Turns, statistic: Callable[[Te
     Args:
         values: float64.
         cells: int64 [N, K], >= 0.
-        turns: which there are.
+        turns: supplies the turns that exist.
         statistic: of values [n] and their cells [n], such as `group_centred`.
     """
     found = torch.zeros_like(values)
@@ -79,15 +79,16 @@ def by_cell(values: Tensor, cells: Tensor, turns: Turns, statistic: Callable[[Te
 
 
 def turn_cells(batch: Batch, turns: Turns) -> Tensor:
-    """Turns with the same number in episodes of one group: int64 [N, K]."""
+    """Cells int64 [N, K] that turns with the same number in episodes of one group share."""
     most = turns.exists.shape[1]
     return batch.group_index[:, None] * most + torch.arange(most, device=batch.mask.device)[None]
 
 
 def state_cells(batch: Batch, turns: Turns) -> Tensor:
-    """Turns that begin in the same state of episodes of one group: int64 [N, K].
+    """Cells int64 [N, K] that turns share if they begin in the same state, in episodes of one group.
 
-    All begin in one state; a turn is alone where the environment does not say in which state it begins.
+    First turns of a group begin in the same state. A turn has a cell of its own if the environment does not name the
+    state before the turn; without state keys in the batch, the cells are those of `turn_cells`.
     """
     if batch.state_keys is None:
         return turn_cells(batch, turns)
@@ -105,7 +106,7 @@ def state_cells(batch: Batch, turns: Turns) -> Tensor:
 
 
 def status_mask(batch: Batch, *statuses: TurnStatus) -> Tensor:
-    """bool [N, K]: turns that ended with one of these."""
+    """bool [N, K]: turns that ended with one of these statuses."""
     exists = turns_of(batch).exists
     found = torch.zeros_like(exists)
     for row, of_rollout in enumerate(batch.turn_statuses or ()):
@@ -115,7 +116,7 @@ def status_mask(batch: Batch, *statuses: TurnStatus) -> Tensor:
 
 
 def information_gains(batch: Batch) -> Tensor:
-    """float64 [N, K]: rise of the right answer's probability by a turn; 0 for the last, and where there is none."""
+    """float64 [N, K]: rise of the right answer's probability by a turn; 0 for the last turn and for missing turns."""
     assert batch.answer_probs is not None, "the run does not supply answer_probs"
     probs, turns = batch.answer_probs.to(torch.float64), turns_of(batch)
     following = torch.cat([probs[:, 1:], probs[:, :1]], dim=1)
