@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 46_950,
+    "core": 47_150,
     "methods": 7_300,
     "extras": 5_300,
-    "operation": 22_000,
-    "packages": 89_650,
+    "operation": 22_050,
+    "packages": 89_950,
     "benchmarks": 9_400,
-    "tests": 74_800,
+    "tests": 75_000,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
