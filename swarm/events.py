@@ -59,7 +59,7 @@ class NodeStarted(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRestored(Event):
-    """A node read its store at its start.
+    """A node found groups of an earlier run in its store.
 
     The held groups are listed again, since a kill can fall between a group's storage and its event.
     """
