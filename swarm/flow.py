@@ -156,8 +156,8 @@ class TokenBucket:
 class BoundedTable(dict[Key, Value], Generic[Key, Value]):
     """A dict of at most `limit` entries: setting a key makes its entry the newest, and the oldest entry makes room.
 
-    `update` and `|=` set keys, and so does `setdefault` for a missing key. If `is_kept` holds for the oldest entry, this
-    becomes the newest and the next entry is tried, for up to `limit // 2` entries at a time.
+    `update` and `|=` set keys, and so does `setdefault` for a missing key. If `is_kept` holds for the oldest entry,
+    it becomes the newest and the next entry is tried, for up to `limit // 2` entries at a time.
 
     Example:
         heads = BoundedTable[NodeId, PolicyVersion](limit=4096)

@@ -42,7 +42,7 @@ class ModelConfig(Model):
 
     @property
     def lora_scale(self) -> float:
-        """Factor of what an adapter adds."""
+        """Factor on an adapter's output: lora_alpha / lora_rank; 2 if lora_alpha is 0."""
         return self.lora_alpha / self.lora_rank if self.lora_alpha else 2.0
 
 

@@ -1,6 +1,6 @@
 """Other nodes: exchange of groups, directory, coordinator, and who may take part.
 
-Invariant: an address that is given to others is one that they could dial.
+Invariant: an address that the node advertises has a form that others can dial.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -110,7 +110,7 @@ class CoordinatorLink(Model):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Each host:port of `address`."""
+        """Each host:port in `address`, in order."""
         return tuple(each.strip() for each in self.address.split(",") if each.strip())
 
 
