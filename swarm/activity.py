@@ -1,6 +1,6 @@
 """Signs of life of a worker: its current activity and the progress of that activity.
 
-Invariant: an activity changes only where real work advanced, never by the clock.
+Invariant: an activity changes only when real work advances, never with time alone.
 """
 
 from dataclasses import dataclass, fields

@@ -129,7 +129,7 @@ class FollowConfig(Model):
 
 
 class WeightsConfig(Model):
-    """Versions that a trainer publishes, and the room for them."""
+    """Publication of a trainer's versions, and the disk space for them."""
 
     removed: ClassVar = {"anchor_every": 10}
 

@@ -1,4 +1,4 @@
-"""Other nodes: exchange of groups, directory, coordinator, and who may take part.
+"""Relations to other nodes: exchange of groups, directory, coordinator, and admission to the run.
 
 Invariant: an address that the node advertises has a form that others can dial.
 """
