@@ -83,7 +83,7 @@ class NonFiniteStep(SwarmError, ArithmeticError):
 
 
 class StorageFull(SwarmError, OSError):
-    """The store has no room left; nothing already stored is lost."""
+    """A write failed because the disk or a byte budget is full or the disk refused it; stored data is not lost."""
 
 
 def is_disk_full(error: BaseException) -> bool:

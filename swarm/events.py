@@ -215,7 +215,7 @@ class GroupUse:
 
     @property
     def origin(self) -> str:
-        """`local`, `follower` (the own policy, on another node) or `external`."""
+        """Origin of the group: `local`, `follower` (the own policy, on another node) or `external`."""
         if not self.is_own_policy:
             return "external"
         return "local" if self.producer == self.policy_id else "follower"

@@ -153,6 +153,7 @@ class Identity:
 
         Raises:
             ConfigError: the file exists or cannot be written.
+            OSError: the file system has no hard links.
         """
         pem = self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

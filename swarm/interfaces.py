@@ -56,7 +56,7 @@ class Observation(NamedTuple):
     """Tokens that come before the next action of an episode."""
 
     token_ids: Sequence[int]
-    conversation: int = 0  # that they continue; the next unused number: they open one, and nothing is before them
+    conversation: int = 0  # that the tokens continue; the next unused number opens an empty one
 
 
 Observe = Callable[[int, Sequence[int], bool], "Future[Observation | None]"]
@@ -234,7 +234,7 @@ class PromptChooser(Protocol):
     """
 
     def initial(self) -> Mapping[str, Any]:
-        """Memory before the first group."""
+        """Returns the memory before the first group."""
         ...
 
     def odds(self, memory: Mapping[str, Any], keys: Sequence[str]) -> list[float]:
@@ -456,7 +456,7 @@ class PeerClient(Protocol):
 
     @property
     def node_id(self) -> NodeId:
-        """The peer that proved its identity."""
+        """Node id that the peer proved."""
         ...
 
     def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
@@ -537,7 +537,7 @@ class Reachability(Protocol):
         ...
 
     def reservation_at(self, relay: PeerAddress) -> Reservation:
-        """A reservation at a relay, not held yet."""
+        """Creates a reservation at a relay, which is not held until `Reservation.hold`."""
         ...
 
     async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
@@ -616,7 +616,7 @@ class GroupStore(Protocol):
         ...
 
     async def head(self) -> Cursor:
-        """Position of the newest entry."""
+        """Position of the newest log entry; deletions do not change it."""
         ...
 
     async def record_draw(self, draw: Draw) -> None:
@@ -683,7 +683,7 @@ class CoordinatorClient(Protocol):
     """A node's connection to the coordinator. Every call may raise Unavailable; a node works without a coordinator."""
 
     async def heartbeat(self, report: NodeReport) -> Advice:
-        """Renews the lease and reports figures."""
+        """Renews the node's lease, reports its figures, and returns the coordinator's advice."""
         ...
 
     async def record_versions(self, versions: Sequence[PolicyVersion]) -> None:

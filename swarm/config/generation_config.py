@@ -80,7 +80,7 @@ class GeneratorConfig(Model):
 
     @property
     def episode_limits(self) -> EpisodeLimits:
-        """Most tokens of an action and of an episode."""
+        """Limits of an episode: most tokens of an action, and of the whole episode."""
         return EpisodeLimits(max_new_tokens=self.max_new_tokens, max_episode_tokens=self.max_episode_tokens)
 
 

@@ -58,7 +58,7 @@ class Usual:
 
 
 class Model(BaseModel):
-    """Base of every section: frozen, no unknown keys, docstrings under fields are their help."""
+    """Base class of every section: frozen, without unknown keys; the docstring under a field is its help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     removed: ClassVar[Mapping[str, object]] = {}  # keys of earlier releases -> the constant that each became
