@@ -75,10 +75,7 @@ class FairTable(Generic[Party, Entry]):
         return True
 
     def pop_oldest(self, party: Party) -> Entry:
-        """Removes and returns the oldest entry of a party, and moves the party's next turn behind all others.
-
-        Raises KeyError if the party has none.
-        """
+        """Removes and returns a party's oldest entry, and puts the party last in turn. Raises KeyError without one."""
         entry = self.oldest(party)
         own = self._of.pop(party)
         del own[entry]
@@ -121,15 +118,7 @@ class FairTurns(Generic[Party]):
         max_waiting: float = math.inf,
         max_waiting_per_party: float = math.inf,
     ) -> None:
-        """Creates the places, all free.
-
-        Args:
-            num_places: number of places.
-            num_reserved: places that unknown parties never hold.
-            max_per_party: most places that one party holds at a time.
-            max_waiting: most waiting calls of each class.
-            max_waiting_per_party: most waiting calls of one party in a class.
-        """
+        """Bounds one party to `max_per_party` places at a time; the bounds of waiting calls hold in each class."""
         assert 0 <= num_reserved < num_places and max_per_party > 0
         self._max_waiting, self._max_waiting_per_party = max_waiting, max_waiting_per_party
         self._most = {True: num_places, False: num_places - num_reserved}  # by is_known

@@ -78,14 +78,7 @@ class Backoff:
     def __init__(
         self, rng: random.Random | None, first_s: float = FIRST_RETRY_S, longest_s: float = LONGEST_RETRY_S
     ) -> None:
-        """Starts at `first_s`.
-
-        Args:
-            rng: source of the jitter, seeded differently at each node so that nodes do not retry together; None: no
-                jitter.
-            first_s: first base, seconds.
-            longest_s: bound of the base, seconds.
-        """
+        """Takes the source of jitter, seeded differently at each node; without one (None) there is no jitter."""
         self._rng = rng
         self._first_s = first_s
         self._longest_s = longest_s
@@ -134,10 +127,7 @@ class TokenBucket:
         return True
 
     def spend(self, now_s: float, num_tokens: int = 1) -> bool:
-        """Takes `num_tokens` tokens; if there are fewer, takes them all and returns False.
-
-        Calls that keep exceeding the rate therefore keep failing.
-        """
+        """Takes `num_tokens` tokens; if there are fewer, takes all of them and returns False."""
         self._refill(now_s)
         is_enough = self.tokens >= num_tokens
         self.tokens = max(0.0, self.tokens - num_tokens)
@@ -165,12 +155,7 @@ class BoundedTable(dict[Key, Value], Generic[Key, Value]):
     """
 
     def __init__(self, limit: int, is_kept: Callable[[Key], bool] | None = None) -> None:
-        """Creates an empty table.
-
-        Args:
-            limit: most entries, >= 0.
-            is_kept: True for a key whose entry should make room after others; None: all entries are equal.
-        """
+        """Creates an empty table; `is_kept` is True for a key whose entry should make room after other entries."""
         assert limit >= 0, limit
         super().__init__()
         self._limit = limit

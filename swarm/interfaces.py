@@ -84,10 +84,7 @@ class Episode(Protocol):
     """One try at a task: a state machine over actions, the same on every machine."""
 
     def step(self, action: Action) -> Transition:
-        """Returns the environment's answer to the next action.
-
-        Callers stop at a transition with `is_end`. Hostile actions are played in the sandbox only.
-        """
+        """Plays the next action, until a transition with `is_end`; hostile actions run in the sandbox only."""
         ...
 
 
@@ -460,10 +457,7 @@ class PeerClient(Protocol):
         ...
 
     def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """Yields the peer's groups after `cursor` that `wanted` selects.
-
-        A caller that does not read slows the peer down. Raises Unavailable when the stream ends.
-        """
+        """Yields the peer's groups after `cursor` that `wanted` selects. Raises Unavailable when the stream ends."""
         ...
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
@@ -609,10 +603,7 @@ class GroupStore(Protocol):
         ...
 
     async def since(self, cursor: Cursor, limit: int, own_only: bool) -> list[tuple[Cursor, SealedGroup]]:
-        """Up to `limit` log entries after `cursor`, oldest first; from the start if the cursor has another epoch.
-
-        With `own_only`, only groups made by this node.
-        """
+        """Up to `limit` log entries after `cursor` (from the start for another epoch), oldest first."""
         ...
 
     async def head(self) -> Cursor:

@@ -20,11 +20,7 @@ _DESCRIPTORS: Final = Path("/proc/self/fd") if sys.platform == "linux" else Path
 
 
 def allow_descriptors(num_connections: int) -> int:
-    """Raises the process's limit of open files for `num_connections` connections, as far as allowed.
-
-    Returns:
-        Number of connections, at most `num_connections`, that the limit has room for.
-    """
+    """Raises the limit of open files as far as allowed; returns the number of connections that then fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = num_connections + _OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -71,10 +67,7 @@ class DescriptorPin:
 
     @contextlib.contextmanager
     def held(self, descriptor: int) -> Generator[socket.socket]:
-        """Context manager: the socket behind a descriptor, valid until exit even if its owner closes the descriptor.
-
-        Raises OSError if the descriptor is not open or no socket.
-        """
+        """Yields the socket of a descriptor, valid even if its owner closes it. Raises OSError for no open socket."""
         os.dup2(descriptor, self._pin, inheritable=False)
         try:
             held = socket.socket(fileno=self._pin)
@@ -87,11 +80,7 @@ class DescriptorPin:
 
 
 def open_descriptors() -> Iterable[int]:
-    """Open file descriptors of this process; some of the numbers may not be open.
-
-    Raises:
-        OSError: they cannot be listed for another reason than a lack of free descriptors.
-    """
+    """File descriptors of this process, perhaps with some that are not open. Raises OSError if listing them fails."""
     try:
         return map(int, os.listdir(_DESCRIPTORS))  # noqa: PTH208 - thousands of them, ten times a second
     except OSError as error:

@@ -39,10 +39,7 @@ def load_extra(name: str) -> Callable[..., Any]:
 
 
 def load_own(spec: str) -> Callable[..., Any]:
-    """Imports and returns a class or function of this package by "module:name".
-
-    Errors of the import propagate: ImportError, AttributeError, or an error of the module.
-    """
+    """Imports and returns a class or function of this package by "module:name"; errors of the import propagate."""
     # load_object would turn an error of ours into a ConfigError, which blames the user's configuration
     module, _, attribute = spec.partition(":")
     return cast("Callable[..., Any]", getattr(importlib.import_module(module), attribute))

@@ -278,10 +278,7 @@ async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str],
 
 @contextlib.contextmanager
 def errors_explained() -> Generator[None]:
-    """Context manager of a command: prints a SwarmError, or a missing package of an extra, and exits with code 2.
-
-    Raises typer.Exit instead of those errors; other errors propagate.
-    """
+    """Context manager of a command: prints a SwarmError or a missing extra, and raises typer.Exit (code 2) instead."""
     import typer
     from rich.console import Console
     from rich.markup import escape
@@ -388,10 +385,7 @@ def silence_grpc() -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Makes a directory that no other user of the machine can enter; the mode of an existing one is changed.
-
-    Only warns in the log if this user may not change it. Raises OSError if the directory cannot be made.
-    """
+    """Makes a directory, or changes its mode, so that no other user can enter; only warns if it is another user's."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o077:
         try:

@@ -88,10 +88,7 @@ class EnvironmentConfig(Model):
 
     @property
     def inner(self) -> "EnvironmentConfig | None":
-        """The environment inside kind `retry`, by default with this one's seed and number of tasks; else None.
-
-        Raises ValueError if `params.inner` is no valid section.
-        """
+        """The environment inside kind `retry`, else None. Raises ValueError if `params.inner` is no valid section."""
         if self.kind != "retry":
             return None
         section: object = self.params.get("inner")

@@ -152,10 +152,6 @@ def sources_of(kind: type[Model], path: Path, overrides: list[str]) -> dict[Key,
         kind: NodeConfig or CoordinatorConfig.
         path: path of a file that `load_config` accepts.
         overrides: as given to `load_config`.
-
-    Raises:
-        ConfigError: an override is no `key.path=value`.
-        OSError: the file cannot be read.
     """
     sources = {key: f"{path.name}:{line}" for key, line in _lines_of(path.read_text(encoding="utf-8"))}
     for override in overrides:

@@ -116,10 +116,7 @@ class EventLog:
 
 
 class _PendingRefusals:
-    """Counts of refusals that are not written yet: for up to MAX_REFUSED_KINDS pairs of reason and producer.
-
-    Refusals of further pairs are counted by reason alone.
-    """
+    """Counts of unwritten refusals by reason and producer, for MAX_REFUSED_KINDS pairs; others by reason alone."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], int] = {}  # 0 once the first was written

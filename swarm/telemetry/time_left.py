@@ -63,10 +63,7 @@ class TimeLeft:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step without its evaluation: mean of the newest steps.
-
-        Before any step, estimated from the first evaluation; None before that.
-        """
+        """Mean seconds of the newest steps without evaluations; before any, estimated from an evaluation; else None."""
         if self._steps_s:
             return fmean(self._steps_s)
         if not self._num_answers:

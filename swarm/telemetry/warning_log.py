@@ -136,10 +136,7 @@ def read_warnings(directory: Path) -> list[LoggedWarning]:
 
 
 def drop_old_warnings(directory: Path) -> None:
-    """Shortens a node's file beyond MAX_FILE_BYTES to its newest half of that size (blocking).
-
-    To be called before any process of the node writes the file; an OSError is ignored.
-    """
+    """Drops the older part of a file beyond MAX_FILE_BYTES, before any process of the node writes it (blocking)."""
     path = directory / WARNINGS
     with suppress(OSError):
         if path.stat().st_size > MAX_FILE_BYTES:
