@@ -18,7 +18,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """The names for Python programs, imported when first asked for: whatever imports us stays light."""
+    """Imports a name of the Python API on first access, so that importing `swarm` stays fast."""
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'swarm' has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """Dialable addresses: host:port for gRPC, TCP multiaddresses for the DHT.
 
-Invariant: what passes here names one host and one port; a wildcard such as 0.0.0.0 never does.
+Invariant: a dialable address names one host and one port, and the host is never a wildcard such as 0.0.0.0.
 """
 
 import functools
@@ -18,10 +18,10 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 
 
 def dialable_endpoint(text: str) -> str:
-    """The host:port itself. Port 0 stands for the port that is listened on; IPv6 addresses are in brackets.
+    """Checks and returns a host:port that others can dial, IPv6 in brackets; port 0 stands for the listening port.
 
     Raises:
-        ValueError: others could not dial it.
+        ValueError: `text` is no host:port, or its host is a wildcard.
     """
     host, _, port = text.rpartition(":")
     is_host = _is_ip(host[1:-1], 6) if host.startswith("[") and host.endswith("]") else _HOST.fullmatch(host)
@@ -31,10 +31,10 @@ def dialable_endpoint(text: str) -> str:
 
 
 def listening_address(given: object) -> str:
-    """The host:port itself; 0.0.0.0 or [::] stands for every interface, and port 0 for a free one.
+    """Checks and returns a host:port to listen at; 0.0.0.0 or [::] stands for every interface, port 0 for a free port.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `given` is no host:port.
     """
     host, _, port = given.rpartition(":") if isinstance(given, str) else ("", "", "")
     is_v6 = host.startswith("[") and host.endswith("]") and _is_ip(host[1:-1], 6)
@@ -46,10 +46,10 @@ def listening_address(given: object) -> str:
 
 
 def dialable_anchor(text: str) -> str:
-    """The NODE_ID@host:port itself.
+    """Checks and returns a NODE_ID@host:port.
 
     Raises:
-        ValueError: it names no node, or others could not dial it.
+        ValueError: `text` names no node id, or its host:port is not dialable.
     """
     node_id, _, endpoint = text.partition("@")
     if not _NODE_ID.fullmatch(node_id):
@@ -59,16 +59,19 @@ def dialable_anchor(text: str) -> str:
 
 
 def is_service_port(port: int) -> bool:
-    """True if a port is never dialled because the other end names it: ports below LEAST_PORT belong to services
-    that everybody knows, and who shares its address with others could have theirs tried."""
+    """True for a port that this node never dials at a peer's request: ports below LEAST_PORT, except HTTPS_PORT.
+
+    Those are ports of well-known services, and a peer could name a port of another user of its address. True also for
+    a number that is no port.
+    """
     return port != HTTPS_PORT and not LEAST_PORT <= port < 65536
 
 
 def relay_port(port: int) -> int:
-    """The port itself; 0 stands for a free one.
+    """Checks and returns the port of a relay; 0 stands for a free port.
 
     Raises:
-        ValueError: nobody would dial a relay there.
+        ValueError: `is_service_port` holds, so no node would dial the relay there.
     """
     if port and is_service_port(port):
         raise ValueError(f"is a port that nobody dials for a relay; expected {HTTPS_PORT}, {LEAST_PORT} to 65535, or 0")
@@ -76,7 +79,7 @@ def relay_port(port: int) -> int:
 
 
 def relayed_endpoint(relay: str, relay_id: str) -> str:
-    """Address of a node that holds a reservation at a relay: the relay's host:port, and who it is.
+    """Endpoint of a node that holds a reservation at a relay: the relay's host:port, "/" and the relay's node id.
 
     Example:
         relayed_endpoint("relay.example.org:7700", 64 * "a")  # "relay.example.org:7700/aaaa..."
@@ -85,7 +88,7 @@ def relayed_endpoint(relay: str, relay_id: str) -> str:
 
 
 def split_relayed(endpoint: str) -> tuple[str, str]:
-    """host:port that is dialled, and the node id of the relay there; empty where it is the node itself.
+    """Splits an endpoint into the host:port to dial and the node id of the relay there, "" for a direct endpoint.
 
     Example:
         split_relayed("1.2.3.4:7700")  # ("1.2.3.4:7700", "")
@@ -95,10 +98,10 @@ def split_relayed(endpoint: str) -> tuple[str, str]:
 
 
 def dialable_multiaddress(text: str) -> str:
-    """The TCP multiaddress itself, without a peer id, for instance /dns4/example.org/tcp/7701.
+    """Checks and returns a TCP multiaddress without a peer id, such as /dns4/example.org/tcp/7701.
 
     Raises:
-        ValueError: others could not dial it.
+        ValueError: `text` has another form, its host is a wildcard, or its port is 0.
     """
     start, _, rest = text.partition("/")
     kind, host, transport, port = (rest.split("/") + 4 * [""])[:4]
@@ -112,7 +115,7 @@ def dialable_multiaddress(text: str) -> str:
 
 
 def endpoint_of(multiaddress: str) -> str:
-    """host:port of a TCP multiaddress, with or without a peer id; an empty host or port where it names none."""
+    """host:port of a TCP multiaddress, with or without a peer id; host or port is empty if the address names none."""
     parts = multiaddress.strip("/").split("/")
     fields = dict(zip(parts[::2], parts[1::2], strict=False))
     host = f"[{fields['ip6']}]" if "ip6" in fields else ""
@@ -122,7 +125,7 @@ def endpoint_of(multiaddress: str) -> str:
 
 @functools.lru_cache(maxsize=2**14)
 def public_subnet_of(host: str) -> str | None:
-    """The /24 or /48 of an address of the public network, which one owner usually has as a whole; else None.
+    """The network that one owner usually holds, of a public address: its /24 (IPv4) or /48 (IPv6); None otherwise.
 
     Example:
         public_subnet_of("1.2.3.4")  # "1.2.3.0/24"
@@ -136,10 +139,10 @@ def public_subnet_of(host: str) -> str | None:
 
 @functools.lru_cache(maxsize=2**14)
 def subnet_of(host: str) -> str:
-    """The network that one owner usually has as a whole: the /24 of an IPv4 address, the /48 of an IPv6 address.
+    """The network that one owner usually holds: the /24 of an IPv4 address, the /48 of an IPv6 address.
 
-    Loopback and private addresses stand for themselves: many machines of one lab share such a network without being
-    one party. So does a name, which is not resolved here.
+    A loopback or private address is returned alone: many machines of one lab share a private network without being
+    one party. A name is returned as it is, unresolved.
 
     Example:
         subnet_of("1.2.3.4")  # "1.2.3.0/24"
@@ -149,8 +152,10 @@ def subnet_of(host: str) -> str:
 
 
 def is_private_host(host: str) -> bool:
-    """True if only machines of one network can dial it: a loopback or private address, or a name without a public
-    domain, which is not resolved here. A wildcard such as 0.0.0.0 may be any interface, and is not.
+    """True for a loopback or private address, or a name without a public domain, which is not resolved.
+
+    Only machines of one network can dial a private host. False for a wildcard such as 0.0.0.0: its interfaces may be
+    public.
 
     Example:
         is_private_host("10.0.0.7")  # True
@@ -167,7 +172,7 @@ def is_private_host(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """True if a host leads to this machine alone: a loopback address, also one of IPv4 as IPv6 writes it, or localhost.
+    """True for localhost and a loopback address, also an IPv4-mapped one.
 
     Example:
         is_loopback("[::ffff:127.0.0.1]")  # True
@@ -178,7 +183,7 @@ def is_loopback(host: str) -> bool:
 
 @functools.cache
 def has_whole_loopback() -> bool:
-    """True where every address of 127/8 is this machine's, as on Linux; elsewhere 127.0.0.1 alone is."""
+    """True if this machine can listen on all of 127.0.0.0/8, as on Linux, and not only on 127.0.0.1."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.1.2.3", 0))
@@ -188,14 +193,14 @@ def has_whole_loopback() -> bool:
 
 
 def is_wildcard(listen: str) -> bool:
-    """True if a host:port listens on every interface: nothing that others could dial."""
+    """True for a listening host:port whose host is a wildcard, which others cannot dial."""
     return listen.rpartition(":")[0] in _WILDCARDS
 
 
 def own_address(towards: str = _FAR_AWAY) -> str:
-    """This machine's address on the route to a host, IPv6 in brackets; 127.0.0.1 where there is none.
+    """This machine's address on the route to a host, IPv6 in brackets; 127.0.0.1 if there is no route.
 
-    Asks the routing table and the resolver (blocking); no packet goes to the host.
+    Asks the routing table and the resolver (blocking); sends no packet to the host.
     """
     try:
         family, kind, _, _, target = socket.getaddrinfo(towards.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
@@ -210,9 +215,10 @@ def own_address(towards: str = _FAR_AWAY) -> str:
 
 
 def advertised(advertise: str, listen: str, towards: str = "") -> str:
-    """The host:port that others dial: what is configured, else where we listen, with this machine's address.
+    """The host:port that others dial: the configured `advertise`, else `listen`.
 
-    With port 0 it is the address of the day on which the node joined: of where we listen, today's is taken.
+    A wildcard host in `listen` is replaced by this machine's current address. So is the host of an `advertise` with
+    port 0, which `swarm join` recorded and which may have changed since, unless the machine has no network.
     """
     is_of_joining = advertise.rpartition(":")[2] == "0"
     if not is_wildcard(listen) or (advertise and not is_of_joining):
@@ -224,7 +230,7 @@ def advertised(advertise: str, listen: str, towards: str = "") -> str:
 
 
 def _ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address, brackets or not, without its zone; None for a name."""
+    """The IP address of a host, brackets and zone removed, IPv4-mapped as IPv4; None for a name."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

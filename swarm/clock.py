@@ -1,7 +1,7 @@
 """Time as an injected value, so that the same code runs on the system clock and on a virtual one.
 
-Invariant: no module below the command lines reads `time` itself. Waiting is `asyncio.sleep` or
-`asyncio.timeout` everywhere: under the virtual event loop of `swarm.simulate` both are virtual.
+Waiting is `asyncio.sleep` or `asyncio.timeout` everywhere: under the virtual event loop of `swarm.simulate` both are
+virtual.
 """
 
 import time
@@ -11,19 +11,19 @@ CLOCK_SKEW_S: Final = 120.0  # between the wall clocks of two honest nodes
 
 
 class Clock(Protocol):
-    """The two times a node needs."""
+    """Source of the two times that a node needs."""
 
     def now_s(self) -> float:
-        """Wall clock, seconds since 1970; comparable between machines up to their clock skew."""
+        """Wall-clock time, seconds since 1970; comparable between machines up to their clock skew."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back; comparable only within this process."""
+        """Monotonic time, seconds; comparable only within this process."""
         ...
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """Clock of the operating system."""
 
     def now_s(self) -> float:
         return time.time()

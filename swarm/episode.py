@@ -1,4 +1,4 @@
-"""Values of an episode: what a model does in a turn, what the environment answers, and what it was worth.
+"""Values of an episode: the actions of a model, the transitions of its environment, and the outcome.
 
 An answer to one question is an episode that ends after one action. Invariant: an episode is a pure function of
 (configuration of its environment, task id, actions), so that whoever has these three can rebuild the rest.
@@ -19,7 +19,7 @@ Actions = tuple[str, ...]  # text of each turn of an episode, without end tokens
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """A message of a chat. A last message of role `assistant` is a prefix that generation continues."""
+    """A message of a chat. If the last message has the role `assistant`, generation continues that message."""
 
     role: str  # system, user, assistant or tool
     content: str
@@ -27,7 +27,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """A call as the model wrote it."""
+    """A tool call in an action, as parsed from the model's text."""
 
     name: str
     arguments: Mapping[str, Any]  # JSON values
@@ -35,11 +35,11 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """One turn of the model: its text, and what a parser made of it (`swarm.environments.tool_calls`)."""
+    """One turn of the model: its text, and the tool calls parsed from it (`swarm.environments.tool_calls`)."""
 
     text: str  # all of it, calls included
     calls: tuple[ToolCall, ...] = ()
-    is_malformed: bool = False  # it begins a call that cannot be read
+    is_malformed: bool = False  # the text begins a call that cannot be parsed
 
 
 class TurnStatus(StrEnum):
@@ -47,7 +47,7 @@ class TurnStatus(StrEnum):
 
     OK = "ok"
     TOOL_ERROR = "tool_error"  # a well-formed call that the tool refused
-    MALFORMED = "malformed"  # a call that cannot be read, or no action where one is needed
+    MALFORMED = "malformed"  # a call that cannot be parsed, or no action although one is needed
     LIMIT = "limit"  # the last turn, and the environment had not ended
 
 
@@ -60,45 +60,45 @@ class Transition:
     reward: float = 0.0  # of this turn
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])  # of the episode by name; at its end
     status: TurnStatus = TurnStatus.OK
-    state_key: str = ""  # of the state after it; equal for equal states, empty where the environment says none
-    conversation: int = 0  # that the messages continue and the next action is in; the next unused number opens one
-    role: str = ""  # who acted, where an episode has roles: the name of the reward that is theirs
-    num_calls: int = 0  # of tools, that the action made in words of the environment and not as tool calls
+    state_key: str = ""  # of the state afterwards; equal for equal states, empty if the environment names none
+    conversation: int = 0  # of the messages and the next action; the next unused number opens a new conversation
+    role: str = ""  # of the actor, if an episode has roles: the name of its reward
+    num_calls: int = 0  # of tools, made in the environment's own syntax and not as tool calls
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeOutcome:
-    """An episode as replayed on this node.
+    """Outcome of an episode as replayed on this node.
 
-    Where it has fewer transitions than there were actions, the environment had ended before the others.
+    If there are fewer transitions than actions, the environment ended before the remaining actions.
     """
 
     reward: float  # of the episode, in [0, 1]
-    transitions: tuple[Transition, ...]  # one for each action
+    transitions: tuple[Transition, ...]  # one for each action that was played
 
     @property
     def is_ended(self) -> bool:
-        """True if the environment ended it; else it waits for another action."""
+        """True if the environment ended the episode; otherwise it waits for another action."""
         return bool(self.transitions) and self.transitions[-1].is_end
 
     @property
     def conversations(self) -> tuple[int, ...]:
-        """Conversation of each action, and of the next one where the environment waits for it."""
+        """Conversation of each action, and of the next action if the environment waits for one."""
         return 0, *(each.conversation for each in self.transitions if not each.is_end)
 
     @property
     def is_success(self) -> bool:
-        """True if its outcome is full, whatever the configuration weighs; its reward, where it has no outcome."""
+        """True if the named reward `outcome`, or without it the reward, is at least 1; reward weights do not count."""
         return self.rewards.get(OUTCOME, self.reward) >= 1.0
 
     @property
     def rewards(self) -> Mapping[str, float]:
-        """Named rewards of the episode; none where it did not end."""
+        """Named rewards of the episode, from its last transition; empty if there is none."""
         return self.transitions[-1].rewards if self.transitions else {}
 
 
 def outcome_to_json(outcome: EpisodeOutcome) -> list[Any]:
-    """The outcome as nested lists of JSON values."""
+    """Converts an outcome to nested lists of JSON values."""
     return [
         outcome.reward,
         [
@@ -119,7 +119,7 @@ def outcome_to_json(outcome: EpisodeOutcome) -> list[Any]:
 
 
 def outcome_from_json(data: Any) -> EpisodeOutcome:
-    """The inverse of `outcome_to_json`. Raises ValueError for anything else; the data may be hostile."""
+    """Inverse of `outcome_to_json`; the data may be hostile. Raises ValueError if they are no outcome."""
     try:
         reward, transitions = data
         return EpisodeOutcome(
@@ -130,12 +130,12 @@ def outcome_from_json(data: Any) -> EpisodeOutcome:
 
 
 def outcomes_to_json(outcomes: Sequence[EpisodeOutcome]) -> bytes:
-    """Outcomes of a group as a JSON list."""
+    """Serialises the outcomes of a group as a JSON list."""
     return json.dumps([outcome_to_json(outcome) for outcome in outcomes], separators=(",", ":")).encode()
 
 
 def outcomes_from_json(data: bytes) -> tuple[EpisodeOutcome, ...]:
-    """The inverse of `outcomes_to_json`. Raises ValueError for anything else."""
+    """Inverse of `outcomes_to_json`. Raises ValueError if `data` is no list of outcomes."""
     try:
         return tuple(outcome_from_json(each) for each in json.loads(data))
     except TypeError as error:
@@ -143,7 +143,7 @@ def outcomes_from_json(data: bytes) -> tuple[EpisodeOutcome, ...]:
 
 
 def _transition(data: Any) -> Transition:
-    """Drops fields of newer releases, and gives defaults for fields that older ones lack: stores outlive releases."""
+    """Reads a transition of any release: drops fields of newer ones, fills in fields that older ones lack."""
     messages, is_end, reward, rewards, status, state_key, *later = data
     conversation, role, num_calls = (*later[:3], *_LATER[len(later) :])
     named = cast("dict[Any, Any]", rewards).items()

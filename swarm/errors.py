@@ -5,16 +5,16 @@ SwarmError
 +-- Unavailable        retry with backoff and jitter (network, peer, coordinator, DHT)
 |   +-- Unauthenticated  the other side could not prove who it is: drop it, do not retry as is
 |   |   +-- OtherNode    it proved to be another node than the one expected
-|   +-- Forged         what it sent is not what was asked for by digest: ask another one, avoid this one for a while
+|   +-- Forged         its data does not match the digest asked for: ask another one, avoid this one for a while
 +-- NotHeld            this holder lacks it: ask another one
 +-- TooLarge           over a size limit: drop, do not retry
 +-- RolloutFailed      record on the rollout and go on
-|   +-- OverBudget     its party's episodes took their time of this minute: nothing is said of these
+|   +-- OverBudget     its party has used up its scoring time: no verdict on these episodes
 +-- WeightsRefused     the engine keeps its old weights and version: report, and take the next version
 +-- NonFiniteStep      skip the update, keep the old version
-+-- StorageFull        the disk is full: stop accepting, keep serving, tell the operator
++-- StorageFull        the disk is full: stop accepting, keep serving, warn the operator
 
-What a peer sent and we will not use is no exception but a `swarm.types.Refused` value.
+Data of a peer that this node refuses is no exception but a `swarm.types.Refused` value.
 """
 
 import errno
@@ -30,15 +30,15 @@ _MESSAGE_CHARS: Final = 300  # of an error of local code
 class SwarmError(Exception):
     """Base of every exception raised on purpose by this project."""
 
-    pause_s = 0.0  # that a remote caller waits for this answer
+    pause_s = 0.0  # that this node waits before it answers a remote caller with this error
 
 
 class ConfigError(SwarmError, ValueError):
-    """The configuration cannot work. The message names the key, the value and the fix."""
+    """A configuration, file or command that cannot work. The message names the cause and the fix."""
 
 
 class Unavailable(SwarmError, ConnectionError):
-    """A remote side did not answer in time or refused the connection; a later attempt may succeed."""
+    """A remote side did not answer in time, refused, or broke off; a later attempt may succeed."""
 
 
 class Unauthenticated(Unavailable):
@@ -46,36 +46,36 @@ class Unauthenticated(Unavailable):
 
 
 class OtherNode(Unauthenticated):
-    """The remote side proved its identity, and it is another node than the one that was expected."""
+    """The remote side proved to be another node than the expected one."""
 
     def __init__(self, message: str, found: str) -> None:
-        """`found`: the node id that was proved."""
+        """Stores `found`, the node id that the remote side proved."""
         super().__init__(message)
         self.found = found
 
 
 class Forged(Unavailable):
-    """Data of the remote side does not hash to the digest that was asked for."""
+    """Data from a remote side does not match the requested digest."""
 
 
 class NotHeld(SwarmError, LookupError):
-    """The holder that was asked does not have the content."""
+    """The holder does not have the requested content."""
 
 
 class TooLarge(SwarmError, ValueError):
-    """A size limit was exceeded before anything was allocated for the content."""
+    """Content exceeds a size limit; raised before memory is allocated for it."""
 
 
 class RolloutFailed(SwarmError, RuntimeError):
-    """Generation or scoring of one rollout failed; the group goes on without it."""
+    """Generation or scoring of a rollout or its group failed; the node goes on without it."""
 
 
 class OverBudget(RolloutFailed):
-    """Groups of one party have taken the seconds of a minute that they may: nothing, or too little, was tried."""
+    """One party has used up its scoring time, so its episodes were not replayed, or not to the end."""
 
 
 class WeightsRefused(SwarmError, ValueError):
-    """An engine refused the weights it was given; it still serves the version before."""
+    """An engine refused new weights and still serves the version before."""
 
 
 class NonFiniteStep(SwarmError, ArithmeticError):
@@ -83,16 +83,16 @@ class NonFiniteStep(SwarmError, ArithmeticError):
 
 
 class StorageFull(SwarmError, OSError):
-    """The store has no room left; nothing already stored is lost."""
+    """A write failed because the disk or a byte budget is full or the disk refused it; stored data is not lost."""
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """True if an error of the operating system means a full disk or quota, or a failing device."""
+    """True for an OSError of a full disk or quota, a file-size limit, or a failing or read-only device."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
 def described(error: Exception) -> str:
-    """Class, message and place of an error of local code, in ASCII: the message may hold what a stranger wrote."""
+    """Class, shortened message and place of a raised error of local code, in ASCII: the message may be hostile."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = "more than sandbox.memory_bytes allows" if isinstance(error, MemoryError) else str(error)
     message = ascii(text)[1:-1][:_MESSAGE_CHARS]
@@ -107,7 +107,7 @@ _EXTRAS: Final = {
 
 
 def missing_extra(error: ImportError) -> ConfigError | None:
-    """A package that is not installed as an error that names the extra with it; None where no extra has it."""
+    """Converts an ImportError to a ConfigError that names the extra with the package; None if no extra has it."""
     package = (error.name or "").partition(".")[0]
     if package not in _EXTRAS:
         return None

@@ -1,7 +1,7 @@
 """Events of a node: one frozen type per kind, and their form as one line of JSON.
 
-Invariant: figures and digests only, never a prompt, an answer or a key; enough to check every invariant of a run
-from the events alone. KINDS lists every kind; `from_json(to_json(event)) == event` for finite figures.
+Invariant: an event holds figures and digests only, never a prompt, an answer or a key; the events alone are enough to
+check every invariant of a run. KINDS lists every kind; `from_json(to_json(event)) == event` for finite figures.
 """
 
 import math
@@ -35,7 +35,7 @@ VersionName = tuple[int, str]  # step, digest as `digest_text`
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """An event of one node."""
+    """Base of all events of a node."""
 
     at_s: float = 0.0  # wall clock, when it was logged; 0 before
 
@@ -50,7 +50,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeStarted(Event):
-    """A node serves its peers."""
+    """A node has started and serves its peers."""
 
     node_id: NodeId
     endpoints: tuple[str, ...] = ()  # host:port
@@ -59,14 +59,14 @@ class NodeStarted(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRestored(Event):
-    """A node read its store after a restart.
+    """A node found groups of an earlier run in its store.
 
-    A kill can fall between a group's storage and its event, so what is held is listed again.
+    The held groups are listed again, since a kill can fall between a group's storage and its event.
     """
 
     num_groups: int = 0
     num_draws: int = 0
-    held: tuple[tuple[str, bool], ...] = ()  # digest of each group, and whether it was made here
+    held: tuple[tuple[str, bool], ...] = ()  # digest of each group; True if this node made it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,14 +93,14 @@ class NodeRestarted(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerDied(Event):
-    """The worker process ended without being asked to; it is started again."""
+    """The worker process ended by itself; the node starts it again."""
 
     exit_code: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopFailed(Event):
-    """An unexpected exception ended one round of a loop, or the node."""
+    """An unexpected exception ended one round of a loop, or the whole node."""
 
     loop: str  # a loop with one peer has the peer's id after a space; NODE where the node ended
     error: str
@@ -108,7 +108,7 @@ class LoopFailed(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskFull(Event):
-    """A write found no room on the disk or in its byte budget."""
+    """A write failed because the disk or its byte budget was full."""
 
     error: str
 
@@ -125,7 +125,7 @@ class StoreDamaged(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupStored(Event):
-    """A scored group is in the store: the fields of GroupPut and GroupAdmitted."""
+    """A scored group is in the store: base of GroupPut and GroupAdmitted."""
 
     digest: str  # hex
     producer: NodeId
@@ -136,12 +136,12 @@ class GroupStored(Event):
     reward_mean: float
     num_turns: int = 1  # of its longest episode
     versions: tuple[VersionName, ...] = ()  # that made its tokens, oldest first
-    compute_dtype: str = ""  # of the passes that made them, by its producer's word
+    compute_dtype: str = ""  # of the forward passes that made its tokens, as its producer claims
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupPut(GroupStored):
-    """A group that this node generated."""
+    """A group that this node generated, scored and stored."""
 
     num_tokens: int
     reward_parts: dict[str, float] = field(default_factory=dict[str, float])  # name -> mean; {}: outcome only
@@ -149,7 +149,7 @@ class GroupPut(GroupStored):
 
     @classmethod
     def of(cls, scored: ScoredGroup) -> Self:
-        """The event of a group of our own."""
+        """Builds the event of a scored group of this node."""
         return cls(
             **_group_fields(scored),
             num_tokens=scored.group.num_tokens,
@@ -160,23 +160,23 @@ class GroupPut(GroupStored):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupAdmitted(GroupStored):
-    """A peer's group that passed admission."""
+    """A peer's group that passed admission and was stored."""
 
-    via: NodeId  # who sent it
+    via: NodeId  # neighbour that sent it
     age_s: float  # since its producer made it, by two clocks: may be negative
 
     @classmethod
     def of(cls, scored: ScoredGroup, via: NodeId, now_s: float) -> Self:
-        """The event of a group that `via` sent; `now_s` is this node's wall clock."""
+        """Builds the event of a group that `via` sent; `now_s` is this node's wall clock."""
         return cls(**_group_fields(scored), via=via, age_s=now_s - scored.group.created_at_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRefused(Event):
-    """A peer's group that was not admitted; in a log file possibly several."""
+    """A peer's group that was not admitted; in a log file, `count` such groups."""
 
     reason: str  # a RefusalReason
-    producer: NodeId = ""  # empty: of several
+    producer: NodeId = ""  # empty: not known, or several
     via: NodeId = ""
     count: int = 1
     digest: str = ""  # hex; empty: of several, or it is not known which
@@ -184,14 +184,14 @@ class GroupRefused(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlierRefusals(Event):
-    """First event of a log file that follows another: all refusals until then."""
+    """First event of a log file after a rotation: all refusals in the files before."""
 
     refused: dict[str, int]  # reason -> groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupUnscored(Event):
-    """A group of our own was dropped: its engine or verifier failed, or it is too large to send."""
+    """A group of this node was dropped: its engine or verifier failed, or it is too large to send."""
 
     env: str
     error: str
@@ -202,7 +202,7 @@ class GroupUnscored(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupUse:
-    """A group that a draw handed out, with its age and use."""
+    """A drawn group, with its age and number of use."""
 
     digest: str
     producer: NodeId
@@ -215,14 +215,14 @@ class GroupUse:
 
     @property
     def origin(self) -> str:
-        """`local`, `follower` (the own policy, on another node) or `external`."""
+        """Origin of the group: `local`, `follower` (the own policy, on another node) or `external`."""
         if not self.is_own_policy:
             return "external"
         return "local" if self.producer == self.policy_id else "follower"
 
     @classmethod
     def of(cls, drawn: DrawnGroup, policy_id: str) -> Self:
-        """A drawn group, in the log of the learner of `policy_id`."""
+        """Builds the entry of a drawn group; `policy_id` is the learner's lineage."""
         scored = drawn.scored
         return cls(
             digest=scored.digest.hex(),
@@ -238,7 +238,7 @@ class GroupUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupsDrawn(Event):
-    """Groups that one step will learn from, and the bounds in force."""
+    """A draw: groups for one step to learn from, and the bounds in force."""
 
     draw_step: int  # draws of one node are numbered without gaps
     groups: tuple[GroupUse, ...]
@@ -247,11 +247,11 @@ class GroupsDrawn(Event):
     too_old: tuple[str, ...] = ()  # digests of groups of the own lineage that no draw took in time
     max_age_steps: int
     max_reuse: int
-    num_places: int = 0  # for groups that others made, filled or not, since the draw before; 0 in a private run
+    num_places: int = 0  # for others' groups, filled or not, since the draw before; 0 in a private run
 
     @classmethod
     def of(cls, draw: Draw, bounds: "ReplayConfig", policy_id: str) -> Self:
-        """A draw of the learner of `policy_id`."""
+        """Builds the event of a draw; `policy_id` is the learner's lineage."""
         return cls(
             draw_step=draw.step,
             groups=tuple(GroupUse.of(drawn, policy_id) for drawn in draw.groups),
@@ -266,16 +266,16 @@ class GroupsDrawn(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawsAbandoned(Event):
-    """A resume found draws whose groups are gone: they cannot be made again, and their numbers are used up."""
+    """A resume found draws whose groups are lost: these draws are not made again, and their numbers stay used."""
 
-    from_step: int  # where the checkpoint is
+    from_step: int  # at which the resume began
     first: int  # first draw lost
     last: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupGivenUp(Event):
-    """A group ended the learner's process alone: its draw is used without it, and no other draw takes it."""
+    """A group that ended the learner's process when tried alone; its draw and all later draws go without it."""
 
     digest: str  # hex
     producer: NodeId  # empty where the store has lost the group
@@ -284,7 +284,7 @@ class GroupGivenUp(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMade(Event):
-    """One optimizer step, or the old version again where it was skipped."""
+    """One optimizer step; a skipped step keeps the old version."""
 
     step: int  # of the version afterwards
     draw_step: int  # equals `step` until a step is skipped
@@ -303,7 +303,7 @@ class StepMade(Event):
 
     @classmethod
     def of(cls, report: StepReport) -> Self:
-        """A step as the learner reported it."""
+        """Builds the event of a step from the learner's report."""
         return cls(
             step=report.version.step,
             draw_step=report.draw_step or report.version.step,
@@ -324,7 +324,7 @@ class StepMade(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyEvaluated(Event):
-    """Accuracy on one environment and split, greedy or of sampled tries."""
+    """Accuracy of the policy on one environment and split, of greedy or sampled answers."""
 
     step: int
     env: str
@@ -335,7 +335,7 @@ class PolicyEvaluated(Event):
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> Self:
-        """An evaluation as it was measured."""
+        """Builds the event of an evaluation."""
         return cls(
             step=evaluation.step,
             env=evaluation.env,
@@ -348,7 +348,7 @@ class PolicyEvaluated(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OthersSetAside(Event):
-    """Held-out accuracy fell, so that the learner uses no groups of other nodes; or it does again."""
+    """The learner stopped using other nodes' groups since held-out accuracy fell, or (`is_over`) uses them again."""
 
     step: int
     is_over: bool = False
@@ -359,7 +359,7 @@ class OthersSetAside(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionPublished(Event):
-    """A version of our own lineage exists from now on."""
+    """A new version of this node's lineage exists."""
 
     policy_id: str
     step: int
@@ -367,13 +367,13 @@ class VersionPublished(Event):
 
     @classmethod
     def of(cls, version: PolicyVersion) -> Self:
-        """The event of a new version."""
+        """Builds the event of a new version."""
         return cls(policy_id=version.policy_id, step=version.step, digest=digest_text(version.digest))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionUnpublished(Event):
-    """A version exists, but its weights cannot be offered to followers."""
+    """A version of this node's lineage exists, but its weights cannot be offered to followers."""
 
     step: int
     error: str
@@ -381,19 +381,19 @@ class VersionUnpublished(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionApplied(Event):
-    """This node's engine took a version of the trainer that it follows."""
+    """This node's engine loaded a version of the trainer that the node follows."""
 
     policy_id: str
     step: int
     digest: str
     num_bytes: int = 0  # manifests and payloads
     seconds: dict[str, float] = field(default_factory=dict[str, float])  # stage, load, and pause, a part of load
-    mismatch_nats: float = 0.0  # of the canaries
+    mismatch_nats: float = 0.0  # mean difference of the canaries' log-probs from the publisher's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApplyFailed(Event):
-    """This node's engine did not take a version; it serves the one before on."""
+    """This node's engine did not load a version; it still serves the version before."""
 
     policy_id: str
     step: int
@@ -403,7 +403,7 @@ class ApplyFailed(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnerEquivocated(Event):
-    """The trainer that this node follows signed two versions of one step: it is followed no longer."""
+    """The trainer that this node follows signed two versions of one step; the node stops following it."""
 
     policy_id: str
     step: int
@@ -413,7 +413,7 @@ class OwnerEquivocated(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnknownEvent(Event):
-    """An event that this release cannot read: of a newer one, or damaged. Kept as it is, and counted nowhere."""
+    """An event of a newer release, or a damaged one. It is kept as it is, and counted nowhere."""
 
     kind: str
     fields: JsonDict
@@ -458,10 +458,10 @@ def events_of(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
 
 
 def groups_learned_from(draw: GroupsDrawn, step: StepMade | None) -> Iterable[GroupUse]:
-    """Groups of a draw that its step learned from; all of them while the step is under way.
+    """Groups of a draw that its step learned from; all of them if `step` is None, none if it was skipped.
 
-    A step reports how many groups the guard left, of its own policy and of others, and their nodes: a source that is
-    set aside is not among these, and an age bound leaves out the oldest.
+    If the guard left groups out, the step only reports their numbers by origin and the sources that remained. The
+    groups are then inferred: those of remaining sources first, and the youngest first.
     """
     if step is None:
         return draw.groups
@@ -482,21 +482,21 @@ def groups_learned_from(draw: GroupsDrawn, step: StepMade | None) -> Iterable[Gr
 
 
 def kind_of(event: Event) -> str:
-    """The key of an event's type in KINDS; an unknown event's own kind."""
+    """The key of an event's type in KINDS; the recorded kind of an UnknownEvent."""
     return event.kind if isinstance(event, UnknownEvent) else _KIND_OF[type(event)]
 
 
 def to_json(event: Event) -> JsonDict:
-    """`{"kind": ..., "at_s": ..., <fields>}` of plain values; NaN and infinity become null."""
+    """Converts an event to `{"kind": ..., "at_s": ..., <fields>}` of JSON values; NaN and infinity become None."""
     if isinstance(event, UnknownEvent):
         return {"kind": event.kind, "at_s": event.at_s, **finite(event.fields)}
     return {"kind": _KIND_OF[type(event)], **finite(asdict(event))}
 
 
 def from_json(data: JsonDict) -> Event:
-    """The event of a line; fields that this release does not know are dropped, null figures become NaN.
+    """Converts a parsed line back to its event; unknown fields are dropped, null figures become NaN.
 
-    Never raises: what cannot be read is an UnknownEvent.
+    A line that cannot be converted becomes an UnknownEvent; no error is raised.
     """
     kind = str(data.get("kind", ""))
     try:
@@ -508,7 +508,7 @@ def from_json(data: JsonDict) -> Event:
 
 
 def finite(value: Any) -> Any:
-    """The same JSON value with NaN and infinities replaced by None: JSON has no word for them."""
+    """A copy of a JSON value with NaN and infinities, which JSON cannot hold, replaced by None; tuples become lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -520,7 +520,7 @@ def finite(value: Any) -> Any:
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    """Field name -> type, in order."""
+    """Type of each field by name, in order."""
     hints = get_type_hints(cls)
     return {entry.name: hints[entry.name] for entry in fields(cast("Any", cls))}
 
@@ -530,7 +530,7 @@ def _build(cls: type[Value], data: JsonDict) -> Value:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """A JSON value as the type `hint`."""
+    """Converts a JSON value to the type `hint`."""
     if hint is float:
         return math.nan if value is None else float(value)
     if get_origin(hint) is tuple:
@@ -549,24 +549,24 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def mean_and_std(rewards: FloatArray) -> tuple[float, float]:
-    """Mean and standard deviation of a group's rewards [G]."""
+    """Mean and population standard deviation of a group's rewards [G]; G > 0."""
     mean = _mean(rewards)
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in rewards.tolist()) / len(rewards))
 
 
 def digest_text(digest: Digest) -> str:
-    """Name of a version's weights in events: the first 16 hex characters of their digest."""
+    """Short form of a digest of weights in events: its first 16 hex characters."""
     return digest.hex()[:16]
 
 
 def _mean(rewards: FloatArray) -> float:
-    """Mean of [G] rewards, in plain Python: for a handful of numbers several times faster than numpy."""
+    """Mean of [G] rewards; plain Python is several times faster than numpy for a handful of numbers."""
     values: list[float] = rewards.tolist()
     return math.fsum(values) / len(values)
 
 
 def _part_means(scored: ScoredGroup) -> dict[str, float]:
-    """Mean of each named reward over the episodes that have it."""
+    """Mean of each named reward over the episodes that have it; empty if `outcome` is the only one."""
     parts: dict[str, list[float]] = {}
     for outcome in scored.outcomes:
         for name, value in outcome.rewards.items():

@@ -1,6 +1,6 @@
-"""Fairness among parties that share places: a table in which who holds most makes room, and turns.
+"""Fairness among parties that share places: a table in which the party with most entries makes room, and turns.
 
-Invariant: how much a party asks for delays or displaces nobody who asks for less.
+Invariant: the demand of one party neither delays nor displaces a party that asks for less.
 """
 
 import asyncio
@@ -17,10 +17,11 @@ Entry = TypeVar("Entry", bound=Hashable)
 
 
 class FairTable(Generic[Party, Entry]):
-    """Entries by party, each party's in order of arrival; where all places are taken, the party with most loses one to
-    a party that has fewer even with it (longest queue drop).
+    """Entries by party, in order of arrival, for longest queue drop.
 
-    The caller knows how many places there are, and which entry of that party goes.
+    If all places are taken, the party with most entries loses one to a party that then still has no more entries.
+
+    The caller enforces the number of places and chooses the entry to drop.
 
     Example:
         if len(calls) >= MAX_CALLS:
@@ -40,7 +41,7 @@ class FairTable(Generic[Party, Entry]):
 
     @property
     def parties(self) -> KeysView[Party]:
-        """Parties with entries, whose turn is next first."""
+        """Parties with entries, in order of their turns."""
         return self._of.keys()
 
     def of(self, party: Party) -> KeysView[Entry]:
@@ -48,22 +49,22 @@ class FairTable(Generic[Party, Entry]):
         return self._of.get(party, {}).keys()
 
     def oldest(self, party: Party) -> Entry:
-        """The entry that a party has had for longest. Raises KeyError where it has none."""
+        """The oldest entry of a party. Raises KeyError if the party has none."""
         return next(iter(self._of[party]))
 
     def newest(self, party: Party) -> Entry:
-        """The entry that came last. Raises KeyError where the party has none."""
+        """The newest entry of a party. Raises KeyError if the party has none."""
         return next(reversed(self._of[party]))
 
     def add(self, party: Party, entry: Entry) -> None:
-        """Adds an entry that is not there."""
+        """Adds an entry of a party, which must not have it yet."""
         own = self._of.setdefault(party, {})
         assert entry not in own, entry
         own[entry] = None
         self._num_entries += 1
 
     def remove(self, party: Party, entry: Entry) -> bool:
-        """Removes an entry; False where it was not there."""
+        """Removes an entry of a party; returns False if the party does not have it."""
         own = self._of.get(party)
         if own is None or entry not in own:
             return False
@@ -74,7 +75,7 @@ class FairTable(Generic[Party, Entry]):
         return True
 
     def pop_oldest(self, party: Party) -> Entry:
-        """Removes the oldest entry of a party, whose next turn comes after those of all others."""
+        """Removes and returns a party's oldest entry, and puts the party last in turn. Raises KeyError without one."""
         entry = self.oldest(party)
         own = self._of.pop(party)
         del own[entry]
@@ -84,12 +85,12 @@ class FairTable(Generic[Party, Entry]):
         return entry
 
     def longest(self, *, beside: Party) -> Party | None:
-        """The party with most entries; None where none has at least two more than `beside`."""
+        """The party with most entries; None if it has fewer than two more than `beside`. The table is not empty."""
         most = self._longest()
         return most if len(self.of(most)) > len(self.of(beside)) + 1 else None
 
     def oldest_of_longest(self) -> Entry:
-        """The oldest entry of the party with most. The table is not empty."""
+        """The oldest entry of the party with most entries. The table is not empty."""
         return self.oldest(self._longest())
 
     def _longest(self) -> Party:
@@ -97,11 +98,11 @@ class FairTable(Generic[Party, Entry]):
 
 
 class FairTurns(Generic[Party]):
-    """Places that parties take turns in, with a reserve for known ones.
+    """Places that parties take in turns, some of them reserved for known parties.
 
-    Invariant: unknown parties together never hold the last `num_reserved` places; within a class the parties that wait
-    get a place one after the other, however much each of them asks for. Where waiting is bounded, a full queue drops
-    the newest of the party with most.
+    Invariant: unknown parties together never hold the last `num_reserved` places. Among the waiting parties of a class,
+    known or unknown, turns rotate, however much each party asks for. If waiting is bounded, a full queue drops the
+    newest call of the party with most calls, or refuses the new one.
 
     Example:
         turns = FairTurns[NodeId](num_places=8, num_reserved=4, max_per_party=4)
@@ -117,7 +118,7 @@ class FairTurns(Generic[Party]):
         max_waiting: float = math.inf,
         max_waiting_per_party: float = math.inf,
     ) -> None:
-        """`max_per_party`: places that one party holds at a time."""
+        """Bounds one party to `max_per_party` places at a time; the bounds of waiting calls hold in each class."""
         assert 0 <= num_reserved < num_places and max_per_party > 0
         self._max_waiting, self._max_waiting_per_party = max_waiting, max_waiting_per_party
         self._most = {True: num_places, False: num_places - num_reserved}  # by is_known
@@ -128,14 +129,14 @@ class FairTurns(Generic[Party]):
         self._waiting = {is_known: FairTable[Party, asyncio.Future[None]]() for is_known in (True, False)}
 
     def turn(self, party: Party, *, is_known: bool) -> "Turn[Party]":
-        """A context that waits for a place and holds it."""
+        """Context manager that waits for a place on entry and holds it until exit. Entry raises as `enter`."""
         return Turn(self, party, is_known)
 
     async def enter(self, party: Party, is_known: bool) -> None:
-        """Waits for a place; every place that was given is left again by `leave`.
+        """Waits for a place and takes it; the caller gives it back with `leave`.
 
         Raises:
-            Unavailable: too many wait, or this call had to make room for another party's.
+            Unavailable: too many calls wait, or this call had to make room for a call of another party.
         """
         has_room = is_known or self._num_held[False] < self._most[False]
         has_room = has_room and self._held_by.get(party, 0) < self._max_per_party
@@ -156,7 +157,7 @@ class FairTurns(Generic[Party]):
             raise
 
     def leave(self, party: Party, is_known: bool) -> None:
-        """Gives a place back, to who waits next."""
+        """Gives a place back and grants it to the next waiting party, if any."""
         self._num_held[is_known] -= 1
         self._held_by[party] -= 1
         if not self._held_by[party]:
@@ -206,7 +207,7 @@ class FairTurns(Generic[Party]):
 
 @dataclass(eq=False, slots=True)
 class Turn(Generic[Party]):
-    """A place for the time of a `with`: a generator for it would cost three times as much."""
+    """A place for the time of an `async with`; a generator-based context manager would cost three times as much."""
 
     turns: FairTurns[Party]
     party: Party
@@ -222,7 +223,7 @@ class Turn(Generic[Party]):
         self.end()
 
     def end(self) -> None:
-        """Gives the place back before the `with` ends."""
+        """Gives the place back, before the `async with` ends or at its end; later calls do nothing."""
         if self.is_held:
             self.is_held = False
             self.turns.leave(self.party, self.is_known)

@@ -1,7 +1,6 @@
 """Flow primitives: a broadcast signal, loops in pieces, backoff, token buckets, bounded tables and a running mean.
 
-Invariant: nothing here reads a clock or seeds itself; times and random sources are passed in, and every table is
-bounded.
+Invariant: no code here reads a clock or seeds a random source; both are passed in, and every table is bounded.
 """
 
 import asyncio
@@ -18,9 +17,9 @@ Value = TypeVar("Value")
 
 
 class Signal:
-    """Broadcast without a lock: wakes the tasks that wait for a change. Single event loop, no threads.
+    """Broadcast that wakes the tasks waiting for a change. For one event loop; not safe in threads.
 
-    `fire` never waits and is not remembered; a waiter checks its condition again afterwards.
+    `fire` never waits, and wakes only tasks that wait already; a woken task has to check its condition again.
 
     Example:
         signal = Signal()
@@ -33,7 +32,7 @@ class Signal:
         self.num_fired = 0
 
     def fire(self) -> None:
-        """Wakes every waiter whose condition holds, and those without one."""
+        """Wakes every waiter whose condition holds, and every waiter without a condition."""
         self.num_fired += 1
         waiters, self._waiters = self._waiters, {}
         for waiter, holds in waiters.items():
@@ -45,7 +44,7 @@ class Signal:
                 waiter.set_result(None)
 
     async def wait(self, holds: Callable[[], bool] | None = None) -> None:
-        """Waits for the next `fire`, or for the next one at which `holds()`."""
+        """Waits for the next `fire`; with `holds`, for the next `fire` at which `holds()` is true."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = holds
         try:
@@ -54,13 +53,13 @@ class Signal:
             self._waiters.pop(waiter, None)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Waits until `holds()`, which is asked now, at each `fire` and before it returns."""
+        """Waits until `holds()` is true, which is checked now, at each `fire` and again before the return."""
         while not holds():
             await self.wait(holds)
 
 
 async def in_pieces(items: Iterable[Value], at_once: int) -> AsyncGenerator[Value]:
-    """The items, with a turn of the event loop for others after each `at_once` of them."""
+    """Yields the items, and lets other tasks of the event loop run after every `at_once` items."""
     for number, item in enumerate(items, 1):
         yield item
         if number % at_once == 0:
@@ -68,7 +67,7 @@ async def in_pieces(items: Iterable[Value], at_once: int) -> AsyncGenerator[Valu
 
 
 class Backoff:
-    """Exponential backoff with jitter: each wait is twice the one before, up to `longest_s`, times 0.5 to 1.0.
+    """Exponential backoff with jitter: a base that doubles up to `longest_s`, times a random factor of 0.5 to 1.0.
 
     Example:
         backoff = Backoff(random.Random(node_id))
@@ -79,32 +78,32 @@ class Backoff:
     def __init__(
         self, rng: random.Random | None, first_s: float = FIRST_RETRY_S, longest_s: float = LONGEST_RETRY_S
     ) -> None:
-        """`rng`: seeded differently at each node, or all of them would retry at the same moment; None: no jitter."""
+        """Takes the source of jitter, seeded differently at each node; without one (None) there is no jitter."""
         self._rng = rng
         self._first_s = first_s
         self._longest_s = longest_s
         self._next_s = first_s
 
     def reset(self) -> None:
-        """After a success: the next wait is the first again."""
+        """Restarts at `first_s`, after a success."""
         self._next_s = self._first_s
 
     def next_s(self) -> float:
-        """The wait after one more failure, seconds."""
+        """Returns the wait after one more failure, seconds, and doubles the base."""
         wait_s = self._next_s * (1.0 if self._rng is None else self._rng.uniform(0.5, 1.0))
         self._next_s = min(2 * self._next_s, self._longest_s)
         return wait_s
 
     async def wait(self) -> None:
-        """Sleeps for `next_s()`."""
+        """Sleeps for the seconds that `next_s` returns."""
         await asyncio.sleep(self.next_s())
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Token bucket: full at first, refills evenly, and lets at most `burst + per_s * t` events through in t seconds.
+    """Token bucket: starts full, refills evenly, and lets at most `burst + per_s * t` events through in t seconds.
 
-    `per_s` and `burst` may be changed between two calls; they hold from the refill of the next call on.
+    `per_s` and `burst` may be changed at any time; the next call uses the new values.
 
     Example:
         bucket = TokenBucket(per_s=10.0, burst=60.0, at_s=clock.monotonic_s())
@@ -120,7 +119,7 @@ class TokenBucket:
         self.tokens = self.burst
 
     def try_take(self, now_s: float, keep: float = 0.0) -> bool:
-        """Takes one token; False, and takes nothing, when there is less than one beside those to `keep`."""
+        """Takes one token; returns False, and takes none, if fewer than `keep` tokens would remain."""
         self._refill(now_s)
         if self.tokens < 1.0 + keep:
             return False
@@ -128,14 +127,14 @@ class TokenBucket:
         return True
 
     def spend(self, now_s: float, num_tokens: int = 1) -> bool:
-        """As `try_take`, but a refused event costs what is left: calls that go on above the rate all fail."""
+        """Takes `num_tokens` tokens; if there are fewer, takes all of them and returns False."""
         self._refill(now_s)
         is_enough = self.tokens >= num_tokens
         self.tokens = max(0.0, self.tokens - num_tokens)
         return is_enough
 
     def put_back(self, now_s: float) -> None:
-        """Returns a token that was taken for something that turned out to cost nothing."""
+        """Puts one token back, at most up to `burst`, for an event that turned out to cost nothing."""
         self._refill(now_s)
         self.tokens = min(self.burst, self.tokens + 1.0)
 
@@ -145,10 +144,10 @@ class TokenBucket:
 
 
 class BoundedTable(dict[Key, Value], Generic[Key, Value]):
-    """A dict of at most `limit` entries in which setting a key makes it the newest and the oldest makes room.
+    """A dict of at most `limit` entries: setting a key makes its entry the newest, and the oldest entry makes room.
 
-    `setdefault`, `update` and `|=` set keys, too. Entries that are kept make room last: where one is the oldest it
-    becomes the newest instead, for up to half of the table at a time.
+    `update` and `|=` set keys, and so does `setdefault` for a missing key. If `is_kept` holds for the oldest entry,
+    it becomes the newest and the next entry is tried, for up to `limit // 2` entries at a time.
 
     Example:
         heads = BoundedTable[NodeId, PolicyVersion](limit=4096)
@@ -156,7 +155,7 @@ class BoundedTable(dict[Key, Value], Generic[Key, Value]):
     """
 
     def __init__(self, limit: int, is_kept: Callable[[Key], bool] | None = None) -> None:
-        """`is_kept`: whether an entry makes room after all others; None where all are alike."""
+        """Creates an empty table; `is_kept` is True for a key whose entry should make room after other entries."""
         assert limit >= 0, limit
         super().__init__()
         self._limit = limit
@@ -187,7 +186,7 @@ class BoundedTable(dict[Key, Value], Generic[Key, Value]):
 
 
 class DecayingSums(Generic[Key]):
-    """A sum for each key, which halves every half-life; the keys added to last are remembered.
+    """A sum for each key that halves every half-life; only the `max_keys` keys changed last are remembered.
 
     Example:
         used_s = DecayingSums[NodeId](half_life_s=30.0, max_keys=4096)
@@ -199,17 +198,17 @@ class DecayingSums(Generic[Key]):
         self._sums = BoundedTable[Key, tuple[float, float]](max_keys)  # at a time
 
     def of(self, key: Key, now_s: float) -> float:
-        """The sum now; 0 for an unknown key."""
+        """The sum of a key at `now_s`; 0 for an unknown key."""
         total, at_s = self._sums.get(key, (0.0, now_s))
         return total * 0.5 ** ((now_s - at_s) / self._half_life_s)
 
     def add(self, key: Key, amount: float, now_s: float) -> None:
-        """Adds to the sum of a key."""
+        """Adds `amount` to the sum of a key at `now_s`."""
         self._sums[key] = (self.of(key, now_s) + amount, now_s)
 
 
 class RateLimiter(Generic[Key]):
-    """A token bucket for each key; the keys seen last are remembered.
+    """A token bucket for each key; only the `max_keys` keys used last are remembered.
 
     Example:
         calls = RateLimiter[NodeId](per_s=50.0, burst=200.0, max_keys=20_000)
@@ -221,15 +220,15 @@ class RateLimiter(Generic[Key]):
         self._buckets = BoundedTable[Key, TokenBucket](max_keys)
 
     def try_take(self, key: Key, now_s: float) -> bool:
-        """As `TokenBucket.try_take`."""
+        """As `TokenBucket.try_take`, in the bucket of a key."""
         return self._touch(key, now_s).try_take(now_s)
 
     def spend(self, key: Key, now_s: float, num_tokens: int = 1) -> bool:
-        """As `TokenBucket.spend`."""
+        """As `TokenBucket.spend`, in the bucket of a key."""
         return self._touch(key, now_s).spend(now_s, num_tokens)
 
     def put_back(self, key: Key, now_s: float) -> None:
-        """As `TokenBucket.put_back`."""
+        """As `TokenBucket.put_back`, in the bucket of a key."""
         self._touch(key, now_s).put_back(now_s)
 
     def __len__(self) -> int:
@@ -243,7 +242,7 @@ class RateLimiter(Generic[Key]):
 
 @dataclass(slots=True)
 class RunningMean:
-    """Exponential mean; the first value is taken whole.
+    """Exponential moving mean, which starts at the first value.
 
     Example:
         interval_s = RunningMean(memory=0.8)

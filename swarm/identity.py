@@ -1,7 +1,7 @@
 """Node identity: one Ed25519 key, whose public half hashes to the node id.
 
-Invariant: every signature covers a domain tag, so that one made for a group can never serve as one
-for an advert or a handshake.
+Invariant: every signature covers a domain tag, so that the signature of a group can never serve as the signature of
+an advert or a handshake.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from swarm.types import NodeId
 
 logger = logging.getLogger(__name__)
 
-# What a signature is for. Tags never contain a NUL byte: one NUL separates tag and message.
+# Purpose of a signature. Tags never contain a NUL byte: one NUL separates tag and message.
 DOMAIN_GROUP: Final = b"swarm.v1.group"
 DOMAIN_ADVERT: Final = b"swarm.v1.advert"
 DOMAIN_CHALLENGE: Final = b"swarm.v1.challenge"
@@ -59,7 +59,7 @@ _SMALL_ORDER: Final = frozenset(
 
 
 Verify = Callable[[bytes, bytes, bytes, bytes], bool]
-"""Public key, domain, message and signature -> whether they fit, as `verify` judges."""
+"""(public key, domain, message, signature) -> True if the signature is valid, as in `verify`."""
 
 
 def node_id_of(public_key: bytes) -> NodeId:
@@ -68,18 +68,18 @@ def node_id_of(public_key: bytes) -> NodeId:
 
 
 def is_hex_digest(text: str) -> bool:
-    """True for 64 lower-case hex digits: a SHA-256, as a node id is."""
+    """True for 64 lower-case hex digits, the form of a SHA-256 digest and of a node id."""
     return re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
 def verify(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
-    """True when `signature` was made by the key for exactly this domain and message; never raises.
+    """True if `signature` is valid for the key, domain and message; never raises for any bytes.
 
     Args:
-        public_key: 32 bytes, from anywhere.
+        public_key: 32 bytes, unchecked; a key of small order is refused.
         domain: one of the DOMAIN_ tags.
         message: the bytes that were signed.
-        signature: 64 bytes, from anywhere.
+        signature: 64 bytes, unchecked.
     """
     if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
@@ -113,15 +113,15 @@ class Identity:
 
     @classmethod
     def create(cls) -> "Identity":
-        """A new random identity."""
+        """Creates a new random identity."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_seed(cls, seed: bytes) -> "Identity":
-        """The identity of a 32-byte seed: the same key from the same seed.
+        """Derives an identity from a 32-byte seed: the same seed gives the same key.
 
         Raises:
-            ConfigError: the seed has another length.
+            ConfigError: the seed does not have 32 bytes.
         """
         if len(seed) != SEED_BYTES:
             raise ConfigError(f"identity seed: {len(seed)} bytes, expected {SEED_BYTES}")
@@ -131,8 +131,10 @@ class Identity:
     def load(cls, path: Path) -> "Identity":
         """Reads a key file: an unencrypted PEM (PKCS 8) Ed25519 key, or a raw 32-byte seed.
 
+        Warns in the log if other users can access the file.
+
         Raises:
-            ConfigError: names the file and the fix.
+            ConfigError: the file cannot be read, or holds no such key.
         """
         try:
             with path.open("rb") as file:
@@ -151,6 +153,7 @@ class Identity:
 
         Raises:
             ConfigError: the file exists or cannot be written.
+            OSError: the file system has no hard links.
         """
         pem = self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -178,7 +181,7 @@ class Identity:
         return self._public_key
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
-        """Signature (64 bytes) over the domain tag and the message."""
+        """Signs the domain tag and the message; returns the signature, 64 bytes. A tag must not contain a NUL byte."""
         assert b"\0" not in domain, domain
         return self._key.sign(domain + b"\0" + message)
 

@@ -1,7 +1,7 @@
-"""Every seam of the system, on one page: what is injected, and what each side promises.
+"""Protocols between the parts of the system, and the values that only their methods exchange.
 
-Invariant: modules of one layer know each other only through these protocols. What talks to
-a disk, a network or another process has a second form in memory, in `swarm.simulate.virtual` or `swarm.testing`.
+Invariant: modules of one layer know each other only through these protocols. Each protocol for a disk, a network or
+another process has a second implementation in memory, in `swarm.simulate.virtual` or `swarm.testing`.
 """
 
 import asyncio
@@ -56,12 +56,12 @@ class Observation(NamedTuple):
     """Tokens that come before the next action of an episode."""
 
     token_ids: Sequence[int]
-    conversation: int = 0  # that they continue; the next unused number: they open one, and nothing is before them
+    conversation: int = 0  # that the tokens continue; the next unused number opens an empty one
 
 
 Observe = Callable[[int, Sequence[int], bool], "Future[Observation | None]"]
-"""(place of a rollout in a call, ids of its newest action, True if an end token ended it) -> tokens before its next
-action, None where its episode is over. The future may be filled in any thread; it never fails.
+"""(index of a rollout in a call, token ids of its newest action, True if an end token ended the action) -> the tokens
+before its next action, or None if its episode is over. Any thread may set the future's result; it never fails.
 """
 BeforeWrite = Callable[[int], None]  # bytes of a write to a store; raises OSError where a test makes the disk full
 
@@ -69,11 +69,11 @@ BeforeWrite = Callable[[int], None]  # bytes of a write to a store; raises OSErr
 class Offload(Protocol):
     """Runs a blocking function without blocking the event loop.
 
-    In production `asyncio.to_thread`, under the virtual event loop a plain call.
+    `asyncio.to_thread` in production; a plain call under the virtual event loop.
     """
 
     async def __call__(self, function: Callable[..., Result], /, *arguments: object) -> Result:
-        """Result of the function with these arguments; its errors are raised."""
+        """Calls the function with these arguments and returns its result; an error of the function propagates."""
         ...
 
 
@@ -84,16 +84,16 @@ class Episode(Protocol):
     """One try at a task: a state machine over actions, the same on every machine."""
 
     def step(self, action: Action) -> Transition:
-        """The environment's answer; not called again after an end. May run hostile text: in the sandbox only."""
+        """Plays the next action, until a transition with `is_end`; hostile actions run in the sandbox only."""
         ...
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """A source of problems that every node can rebuild from a number, and replay the answers to.
+    """A source of numbered problems: every node rebuilds a problem from its number, and replays answers to it.
 
-    One that needs more than 0.05 s of CPU for an action says how much as `answer_cpu_s`; the time of the slowest
-    right one times ten is a good choice, and sandbox.timeout_s bounds it.
+    An environment that needs more than 0.05 s of CPU for an action declares the seconds as an attribute `answer_cpu_s`;
+    ten times the CPU time of the slowest right action is a good choice. sandbox.timeout_s bounds it.
     """
 
     name: str
@@ -102,20 +102,20 @@ class Environment(Protocol):
     max_turns: int  # most actions of an episode; 1: a single answer
 
     def task(self, task_id: int) -> Task:
-        """The problem with that number; the same on every machine. Raises LookupError outside its range."""
+        """The problem with this number, the same on every machine. Raises LookupError outside of 0..num_tasks-1."""
         ...
 
     def episode(self, task_id: int) -> Episode:
-        """A new try at that problem; a function of configuration, number and actions. Raises LookupError."""
+        """Begins a new try at a problem: a pure function of configuration, number and actions. Raises LookupError."""
         ...
 
     def reference(self, task_id: int) -> str:
-        """The right answer as text, for the majority baseline; it is never sent."""
+        """The right answer to a problem as text, for the majority baseline; never sent. Raises LookupError."""
         ...
 
 
 class EnvironmentShape(NamedTuple):
-    """Facts about an environment that a node did not build itself."""
+    """Verifier and turn limit of an environment, for code that has no instance of the environment."""
 
     verifier: str
     max_turns: int
@@ -139,13 +139,13 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Producer:
-    """Another node whose answers are scored."""
+    """Another node whose answers are scored, and its standing here."""
 
-    node_id: NodeId  # who signed them
-    is_known: bool  # groups of it were admitted before, more of them than were refused
-    origin: str = ""  # whom the time counts against that newcomers take: party or subnet; empty: the key
-    is_relayed: bool = False  # the origin is that of who passed the answers on: of their signer's nothing is known
-    is_established: bool = False  # counts in full, where that is not true of everybody who is known
+    node_id: NodeId  # signer of the answers
+    is_known: bool  # more of its groups were admitted lately than refused
+    origin: str = ""  # party or subnet that is charged for a newcomer's scoring time; empty: the key
+    is_relayed: bool = False  # `origin` is that of the node that passed the answers on; the signer's is not known
+    is_established: bool = False  # an established party, which counts in full; not every known peer is one
 
 
 class Verifier(Protocol):
@@ -159,17 +159,17 @@ class Verifier(Protocol):
         Args:
             env: name of the environment.
             task_id: number of the task.
-            episodes: actions of each episode; hostile.
-            producer: author of the actions; None: this node, which waits for no other producer.
+            episodes: actions of each episode; may be hostile.
+            producer: author of the actions; None: this node, which never waits behind other producers.
 
         Raises:
             LookupError: unknown environment or task.
-            RolloutFailed: the verifier crashed, ran out of memory or out of time on these actions.
+            RolloutFailed: the verifier crashed, or ran out of memory or time, on these actions.
         """
         ...
 
     async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
-        """An episode of this node after its newest action, the last of `actions`. Raises as `verify`."""
+        """Outcome so far of an episode of this node, given all its actions, the newest last. Raises as `verify`."""
         ...
 
 
@@ -177,85 +177,85 @@ class Verifier(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The tokenizer as admission and scoring see it."""
+    """The tokenizer, as admission and scoring use it."""
 
     digest: Digest
     vocab_size: int
     eos_ids: frozenset[int]
 
     def encode_prompt(self, task: Task) -> list[int]:
-        """Token ids of the chat up to where generation begins (an assistant prefix included)."""
+        """Token ids of the task's chat up to the first generated token, an assistant prefix included."""
         ...
 
     def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
-        """Token ids between a turn of the model and its next one: a function of the arguments alone.
+        """Token ids between a turn of the model and its next turn; a function of the arguments alone.
 
-        The end token where it was not drawn (`is_ended` False), what else the turn's end has, the messages as plain
-        text between the template's markers, and the opening of the next turn. A last message of role `assistant`
-        begins that turn. Raises ConfigError where several turns are not possible with this tokenizer.
+        In order: the end token if the model did not draw it (`is_ended` False), the rest of the turn's end, the
+        messages as plain text between the template's markers, and the opening of the next turn. A last message of
+        role `assistant` is a prefix of that turn. Raises ConfigError if this tokenizer supports single turns only.
         """
         ...
 
     def encode_response(self, text: str) -> list[int]:
-        """Token ids of a response text, EOS appended; for rollouts whose tokens are not ours."""
+        """Token ids of a response text, EOS appended; for rollouts of another tokenizer or of text alone."""
         ...
 
     def byte_lengths(self, text: str) -> list[int]:
-        """UTF-8 bytes of `text` that each token of `encode_response(text)` stands for; the end token for none.
+        """Number of UTF-8 bytes of `text` for each token of `encode_response(text)`; 0 for the end token.
 
-        Where tokens share a character, all of its bytes count for the first of them.
+        If several tokens share a character, all its bytes count for the first of them.
         """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of response tokens in which every token shows, but for an end token in the last place.
+        """Text of response tokens: every token is visible except an end token in the last position.
 
-        A marker elsewhere shows as it is written, an id that stands for no text as U+FFFD.
+        A special token elsewhere appears as its literal text, and an id without text as U+FFFD.
         """
         ...
 
 
 TaskOf = Callable[[str, int], Task]
-"""The task of an environment and number, as this node builds it. Raises LookupError."""
+"""(environment, number) -> the task as this node builds it. Raises LookupError."""
 AnswerOf = Callable[[str, int], str]
-"""The right answer to a task, from the environment of this node. Raises LookupError."""
+"""(environment, number) -> the right answer to the task, from this node's environment. Raises LookupError."""
 
 
 # --- generation --------------------------------------------------------------------------------
 
 
 class PromptChooser(Protocol):
-    """Adaptive curriculum: chooses prompts, and how often, by the rewards of own groups; memory is plain JSON.
+    """Adaptive curriculum: chooses prompts and their numbers of responses by the rewards of this node's own groups.
 
-    See `swarm.objectives.part.PromptPart`, which recipes implement it with.
+    Its memory is plain JSON. Recipes implement it through `swarm.objectives.part.PromptPart`.
     """
 
     def initial(self) -> Mapping[str, Any]:
-        """Memory before the first group."""
+        """Returns the memory before the first group."""
         ...
 
     def odds(self, memory: Mapping[str, Any], keys: Sequence[str]) -> list[float]:
-        """Weight >= 0 of each candidate; where all are 0 any may be asked."""
+        """Sampling weight >= 0 of each candidate prompt, by key; if all are 0, any candidate may be chosen."""
         ...
 
     def counts(self, memory: Mapping[str, Any], keys: Sequence[str], group_size: int, largest: int) -> list[int]:
-        """Number of responses that each prompt gets at first: in [2, largest]."""
+        """Number of responses that each prompt, by key, gets at first: in [2, largest]."""
         ...
 
     def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
-        """Number of further responses that a prompt gets after these, at most `largest` in all."""
+        """Number of further responses for a prompt after these rewards; at most `largest` responses in all."""
         ...
 
     def seen(self, memory: Mapping[str, Any], key: str, rewards: Sequence[float]) -> Mapping[str, Any]:
-        """Memory after the rewards of one more group."""
+        """Returns the memory after the rewards of one more group of the prompt `key`."""
         ...
 
 
 class Generator(Protocol):
     """A local engine that samples from known weights.
 
-    Contract: log-probs are those of the sampled tokens at the sampling temperature, the same numbers
-    alone or in a batch; EOS is kept; `version` names the weights that produced every token.
+    Contract: log-probs are those of the sampled tokens at the sampling temperature, and the same numbers
+    alone or in a batch; EOS is kept; the spans of a rollout name the weights that produced each token.
     """
 
     @property
@@ -265,7 +265,7 @@ class Generator(Protocol):
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype of its passes; empty where it is not known."""
+        """The dtype of the engine's forward passes; "" if it is not known."""
         ...
 
     def generate(
@@ -276,61 +276,62 @@ class Generator(Protocol):
         numbers: Sequence[int] | None = None,
         observe: Observe | None = None,
     ) -> list[list[Rollout]]:
-        """`num_samples` rollouts for each prompt (blocking; run it in a thread). Rewards are NaN.
+        """Samples `num_samples` rollouts for each prompt (blocking; run it in a thread). Their rewards are NaN.
 
         Args:
-            prompts: token ids of each.
-            num_samples: of each prompt.
-            sampling: how tokens are drawn; `max_new_tokens` is the limit of one action.
-            numbers: one per prompt, how many questions this node asked before it: the samples then depend on nothing
-                but seed, weights, prompt, number and observations, so that a restarted node makes them again.
-            observe: asked after each action; None: a rollout is one action.
+            prompts: token ids of each prompt.
+            num_samples: number of rollouts of each prompt.
+            sampling: sampling parameters; `max_new_tokens` is the limit of one action.
+            numbers: for each prompt, the number of questions that this node asked before it. The samples then depend
+                only on seed, weights, prompt, number and observations, so that a restarted node repeats them.
+            observe: called after each action; None: each rollout is one action.
         """
         ...
 
     def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
-        """The texts of the greedy actions for each prompt (blocking); `observe` as of `generate`."""
+        """Texts of the greedy actions for each prompt (blocking); `observe` is as in `generate`."""
         ...
 
     def score(self, sequences: Prompts) -> list[FloatArray]:
-        """[T] log-probs at temperature 1 of each token given all before it, the first NaN (blocking)."""
+        """Log-probs [T] at temperature 1 of each sequence's tokens, each given all before it; first NaN (blocking)."""
         ...
 
     def load(
         self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
     ) -> LoadReport:
-        """Replaces the weights: all or nothing (blocking).
+        """Replaces the weights, all or nothing (blocking); generation pauses.
 
-        Generation pauses. `version` changes only when the new weights score the canaries as the publisher says, within
-        this engine's mismatch.
+        `version` changes only if the new weights reproduce the publisher's log-probs of the canaries, within this
+        engine's tolerance.
 
         Args:
             version: name of the weights.
             weights: published tensors by name.
-            canaries: samples of the version's manifest.
-            in_flight: a running call of generate continues with the new weights from its next token (its spans say
-                where); else it ends first.
+            canaries: texts with log-probs, from the version's manifest.
+            in_flight: True: a running call of `generate` continues with the new weights from its next token, which its
+                spans record; False: the call ends first.
 
         Raises:
-            ConfigError: they do not fit this model.
-            WeightsRefused: the engine did not become that version. In both cases the old weights serve on.
+            ConfigError: the tensors do not fit this model.
+            WeightsRefused: the engine did not become this version. After either error the engine serves the old
+                weights.
         """
         ...
 
     def cancel(self) -> None:
-        """Ends a call of generate in progress soon (from any thread); unfinished rollouts come back ABORTED."""
+        """Ends a running call of `generate` soon (from any thread); its unfinished rollouts are returned as ABORTED."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionRequest:
-    """One continuation of a prompt that somebody asks of an engine."""
+    """Request for one continuation of a prompt."""
 
     prompt_ids: Sequence[int]  # not empty
     sampling: Sampling  # temperature 0: the likeliest token each time
     seed: int
-    num_top: int = 0  # how many of the likeliest tokens to give with each one
-    end_ids: frozenset[int] = frozenset()  # tokens that end it beside the model's own
+    num_top: int = 0  # number of likeliest tokens to return for each position
+    end_ids: frozenset[int] = frozenset()  # tokens that end the completion besides the model's own end tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,22 +339,22 @@ class Completion:
     """An engine's result for a request, T tokens."""
 
     token_ids: Sequence[int]  # [T], the end token kept
-    logprobs: Sequence[float] | None  # [T] at the sampling temperature (at 1 of greedy ones); None: not known
-    top: Sequence[Sequence[tuple[int, float]]]  # [T] of the likeliest tokens and their log-probs; empty: not known
-    spans: Sequence[VersionSpan]  # which weights made which tokens
+    logprobs: Sequence[float] | None  # [T] at the sampling temperature (greedy: at 1); None: not known
+    top: Sequence[Sequence[tuple[int, float]]]  # [T], the likeliest tokens and their log-probs; empty: not known
+    spans: Sequence[VersionSpan]  # the weights that made each token
     finish: FinishReason
 
 
 OnTokens = Callable[[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]]], bool]
-"""(new tokens, their log-probs, the likeliest tokens at each, as in `Completion`) -> True if the completion goes on.
+"""(new tokens, their log-probs, the likeliest tokens at each, as in `Completion`) -> True to continue the completion.
 
-Called in the engine's thread while a completion is made; it must not block. False ends the completion with these
-tokens, as if an end token had come.
+The engine calls it in its own thread while it makes a completion; it must not block. False ends the completion with
+these tokens, as an end token would.
 """
 
 
 class Completer(Protocol):
-    """An engine that completes prompts for many callers at once, beside the calls of its node."""
+    """An engine that completes prompts for many callers at once, besides its node's own generation."""
 
     @property
     def version(self) -> PolicyVersion:
@@ -361,10 +362,10 @@ class Completer(Protocol):
         ...
 
     def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
-        """Begins a completion (from any thread); cancelling the future ends it soon.
+        """Begins a completion (from any thread); cancelling the future ends the completion soon.
 
-        An engine that has no tokens before the end does not call `on_tokens`. The future fails with Unavailable where
-        the engine failed or was closed.
+        An engine that cannot stream tokens never calls `on_tokens`. The future fails with Unavailable if the engine
+        failed or was closed.
         """
         ...
 
@@ -378,20 +379,20 @@ class Completer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerAddress:
-    """Address of a node, and the id that it must prove."""
+    """Address of a node, and the node id that it must prove there."""
 
     node_id: NodeId
-    endpoint: str  # host:port; of a node behind a relay the relay's, and "/" and its node id
+    endpoint: str  # host:port; behind a relay: the relay's host:port, "/" and the relay's node id
 
     @property
     def relay(self) -> "PeerAddress | None":
-        """The relay through which the node is reached; None where it is dialled itself."""
+        """The relay through which the node is reached; None if the node is dialled directly."""
         endpoint, relay_id = split_relayed(self.endpoint)
         return PeerAddress(node_id=relay_id, endpoint=endpoint) if relay_id else None
 
     @property
     def location(self) -> str:
-        """Unique location of a node: its endpoint, and behind a relay its name there."""
+        """Unique location of a node: its endpoint; behind a relay, followed by "/" and the node id."""
         return f"{self.endpoint}/{self.node_id}" if "/" in self.endpoint else self.endpoint
 
 
@@ -399,46 +400,46 @@ class PeerAddress:
 class DialBack:
     """Result of a peer's attempt to dial us."""
 
-    host: str  # that our call came from, as the peer saw it; IPv6 in brackets
+    host: str  # from which our call came, as the peer saw it; IPv6 in brackets
     is_reached: bool
-    detail: str  # why not
+    detail: str  # reason if the peer did not reach us
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamItem:
-    """One entry of a subscription: a whole group, or (sealed None) the notice of one to be fetched by digest.
+    """One entry of a subscription: a whole group, or (`sealed` is None) the notice of a group to fetch by digest.
 
-    Without a digest it is neither: only commitments to groups that follow.
+    An entry with an empty digest is neither: it only holds commitments to groups that follow.
     """
 
     cursor: Cursor
     digest: Digest
     size_bytes: int
     sealed: SealedGroup | None
-    commitments: tuple[Digest, ...] = ()  # of its group, or of those that follow
-    producer: NodeId = ""  # of the group of a notice, as the sender says; empty where it does not
+    commitments: tuple[Digest, ...] = ()  # to answers of this group, or of groups that follow
+    producer: NodeId = ""  # of the announced group, as claimed by the sender; empty if the sender names none
 
 
 class ExchangeHandler(Protocol):
     """Service of a node to its peers. Every argument from a peer is hostile until checked."""
 
     def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """Groups after `cursor` that the peer wants, then live ones for as long as it reads.
+        """Yields held groups after `cursor` that the peer wants, then new ones for as long as the peer reads.
 
-        Raises Unavailable for a peer whose reputation is too low, also in the middle.
+        Raises Unavailable as soon as the peer's reputation is too low, also in the middle of the stream.
         """
         ...
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """The held group of that digest. Raises NotHeld; Unavailable for a peer whose reputation is too low."""
+        """The held group with this digest. Raises NotHeld; Unavailable for a peer whose reputation is too low."""
         ...
 
     def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        """Held manifests of a lineage, oldest first, then each new one for as long as the peer reads.
+        """Yields the held manifests of a lineage, oldest first, then each new one for as long as the peer reads.
 
-        Where this node trains that lineage it also grants the peer credit: groups that it may start, up to `window`
-        that have not arrived yet; 0 asks for none. Raises NotHeld for a lineage of which nothing is held, Unavailable
-        for a peer whose reputation is too low.
+        If this node trains the lineage, it also grants the peer credit to start groups, with up to `window` of them
+        outstanding; a window of 0 asks for no credit. Raises NotHeld if this node holds nothing of the lineage, and
+        Unavailable for a peer whose reputation is too low.
         """
         ...
 
@@ -452,31 +453,31 @@ class PeerClient(Protocol):
 
     @property
     def node_id(self) -> NodeId:
-        """The peer that proved its identity."""
+        """Node id that the peer proved."""
         ...
 
     def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """The peer's groups after `cursor`, as wanted; not reading holds it back. Raises Unavailable when it ends."""
+        """Yields the peer's groups after `cursor` that `wanted` selects. Raises Unavailable when the stream ends."""
         ...
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
-        """One group by digest, resumed where a stream, or the last call for it on another connection, broke off.
+        """Fetches one group by digest; a transfer that broke off, also on another connection, is resumed.
 
-        Raises NotHeld, TooLarge (more than `max_bytes`), and Unavailable where no whole group came within `timeout_s`.
+        Raises NotHeld, TooLarge (more than `max_bytes`), and Unavailable if no whole group came within `timeout_s`.
         """
         ...
 
     def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        """Manifests that the peer holds of a lineage, then new ones; and credit, where it trains the lineage.
+        """Yields the peer's manifests of a lineage, then new ones; also credit, if the peer trains the lineage.
 
-        Nothing in a manifest was checked. Raises NotHeld, Unavailable when it ends.
+        The manifests are unchecked. Raises NotHeld, and Unavailable when the stream ends.
         """
         ...
 
     async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
-        """One chunk of weights, at most 1 MiB, that hashes to `digest`; resumed as in `fetch`.
+        """Fetches one chunk of weights, at most 1 MiB, that hashes to `digest`; resumed as in `fetch`.
 
-        Raises NotHeld, Forged where something else arrived, and Unavailable where nothing came within `timeout_s`.
+        Raises NotHeld, Forged if other data arrived, and Unavailable if no whole chunk came within `timeout_s`.
         """
         ...
 
@@ -489,11 +490,11 @@ class Transport(Protocol):
     """The data plane: gRPC over TLS in production, a faulty in-memory network in simulation."""
 
     async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
-        """Starts answering peers; returns the endpoints to advertise (host:port)."""
+        """Starts answering peers through `handler`; returns the endpoints to advertise (host:port)."""
         ...
 
     async def connect(self, address: PeerAddress, timeout_s: float) -> PeerClient:
-        """A mutually authenticated connection. Raises Unavailable, Unauthenticated."""
+        """Opens a mutually authenticated connection to the node at `address`. Raises Unavailable, Unauthenticated."""
         ...
 
     async def stop(self) -> None:
@@ -502,7 +503,7 @@ class Transport(Protocol):
 
 
 class Reservation(Protocol):
-    """A reservation at a relay, through which others reach us."""
+    """A reservation at a relay, through which other nodes reach this one."""
 
     @property
     def endpoint(self) -> str:
@@ -511,42 +512,42 @@ class Reservation(Protocol):
 
     @property
     def held(self) -> asyncio.Event:
-        """Set while the relay holds it."""
+        """Event that is set while the relay holds the reservation."""
         ...
 
     async def hold(self) -> None:
-        """Holds it and takes connections until it is lost. Raises Unavailable."""
+        """Holds the reservation and accepts connections until it is lost. Raises Unavailable then."""
         ...
 
 
 class Reachability(Protocol):
-    """Means of a transport to find out and improve whether others reach this node."""
+    """Operations of a transport that test, and through relays establish, that other nodes can reach this one."""
 
     is_dialable: bool
-    """True if others can dial it, as far as is known; who cannot be dialled relays nothing."""
+    """True if others can dial this node, as far as is known; a node that cannot be dialled relays nothing."""
 
     async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
-        """Asks a peer to dial the address that our call comes from. Raises Unavailable."""
+        """Asks a peer to dial the address from which our call comes. Raises Unavailable."""
         ...
 
     def reservation_at(self, relay: PeerAddress) -> Reservation:
-        """A reservation at a relay, not held yet."""
+        """Creates a reservation at a relay, which is not held until `Reservation.hold`."""
         ...
 
     async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
-        """Connects to ourselves through a reservation that we hold. Raises Unavailable where nobody gets through."""
+        """Connects to this node itself through a reservation that it holds. Raises Unavailable if that fails."""
         ...
 
     async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
-        """Hands a relay our signed advert, to be put into the directory. Raises Unavailable."""
+        """Sends a relay our signed advert, which the relay stores in the directory. Raises Unavailable."""
         ...
 
     async def records_at(self, relay: PeerAddress) -> list[bytes]:
-        """Signed adverts that a relay knows, which nobody checked. Raises Unavailable."""
+        """Signed adverts that a relay knows, unchecked. Raises Unavailable."""
         ...
 
     async def renew_connections(self) -> None:
-        """Ends every connection that we opened: they broke with the network they were of."""
+        """Ends every connection that this node opened: they broke when its network changed."""
         ...
 
 
@@ -554,15 +555,15 @@ class Discovery(Protocol):
     """Directory of the swarm: signed adverts with an expiry, in a DHT or in memory."""
 
     async def announce(self, advert: Advert) -> None:
-        """Publishes this node's own advert, replacing the last. Raises Unavailable."""
+        """Publishes this node's own advert in place of the one before. Raises Unavailable."""
         ...
 
     async def lookup(self) -> list[Advert]:
-        """Verified, unexpired adverts of the run, own included when stored; partial views are normal."""
+        """Verified, unexpired adverts of the run, this node's stored one included; some may be missing."""
         ...
 
     async def maintain(self) -> None:
-        """One round of repair: probe, rejoin after a partition, persist known peers."""
+        """Makes one round of repair: probes peers, rejoins after a partition, saves known peers."""
         ...
 
     async def stop(self) -> None:
@@ -571,11 +572,14 @@ class Discovery(Protocol):
 
 
 class RecordKeeper(Protocol):
-    """A directory that takes and gives adverts as their authors signed them, for nodes that cannot reach it."""
+    """A directory that stores and returns signed adverts for nodes that cannot reach the directory themselves."""
 
     async def pass_on(self, data: bytes) -> bool:
-        """Checks a signed advert and stores it as its author would; False where it is none of this run, or older than
-        the newest."""
+        """Checks a signed advert and stores it for its author.
+
+        Returns False if it is no valid advert of this run, or older than the newest one of its author. Raises
+        Unavailable.
+        """
         ...
 
     async def records(self) -> list[bytes]:
@@ -584,53 +588,53 @@ class RecordKeeper(Protocol):
 
 
 class GroupStore(Protocol):
-    """Durable, content-addressed groups of one node with an append-only log of arrival."""
+    """Durable, content-addressed groups of one node, their append-only log of arrival, and the journal of draws."""
 
     async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
-        """Stores both before anything else sees them; idempotent by digest. Raises StorageFull."""
+        """Stores a group with its scores and appends it to the log; idempotent by digest. Raises StorageFull."""
         ...
 
     async def get(self, digest: Digest) -> SealedGroup | None:
-        """The sealed group, or None."""
+        """The sealed group with this digest; None if it is not held, or damaged."""
         ...
 
     async def contains(self, digest: Digest) -> bool:
-        """True also for groups that were deleted after use (so that a replay is a duplicate)."""
+        """True for a held group, and for a while after its deletion, so that a replay counts as a duplicate."""
         ...
 
     async def since(self, cursor: Cursor, limit: int, own_only: bool) -> list[tuple[Cursor, SealedGroup]]:
-        """Up to `limit` entries after `cursor`, oldest first; from the start when the epoch differs."""
+        """Up to `limit` log entries after `cursor` (from the start for another epoch), oldest first."""
         ...
 
     async def head(self) -> Cursor:
-        """Position of the newest entry."""
+        """Position of the newest log entry; deletions do not change it."""
         ...
 
     async def record_draw(self, draw: Draw) -> None:
-        """Journals a draw before its step is made; the same step again replaces it. Raises StorageFull."""
+        """Journals a draw before its step is made; a draw of the same step is replaced. Raises StorageFull."""
         ...
 
     async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
-        """Journalled draws from a step on, in order."""
+        """Journalled draws from a step on, in order: number of the draw and digests of its groups."""
         ...
 
     async def draws(self, from_step: int) -> list[Draw]:
-        """Journalled draws from a step on, with their groups; ends before the first that lost one."""
+        """Journalled draws from a step on, with their groups; ends before the first draw with a lost group."""
         ...
 
     async def places(self, limit: int) -> list[DrawPlace]:
-        """The newest places of the journalled draws, oldest first, however old the groups that took them."""
+        """The newest `limit` places of the journalled draws, oldest first."""
         ...
 
     async def abandon(self, first_step: int, last_step: int) -> None:
-        """Notes that these draws will not be made again: their groups count as used up. Raises StorageFull.
+        """Records that these draws will not be made again: their groups count as used up. Raises StorageFull.
 
-        `draws` returns them empty, also those that the journal did not hold (any more).
+        `draws` returns them without groups, also those that the journal does not hold.
         """
         ...
 
     async def give_up(self, step: int, digest: Digest) -> None:
-        """Takes a group out of a journalled draw, for good: `uses` counts it as used up. Raises StorageFull."""
+        """Removes a group from a journalled draw for good: `uses` counts the group as used up. Raises StorageFull."""
         ...
 
     async def put_note(self, key: str, text: str) -> None:
@@ -642,22 +646,22 @@ class GroupStore(Protocol):
         ...
 
     async def uses(self) -> dict[Digest, int]:
-        """Number of draws of each group (local groups without signal: used up), from the journal."""
+        """Number of draws that took each group, with or without signal; a huge number for a group given up."""
         ...
 
     async def load_scored(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
-        """The newest stored groups, oldest first, to refill the replay buffer after a restart.
+        """The newest `limit` stored groups, oldest first, to refill the replay buffer after a restart.
 
-        As many as take `max_bytes` of memory: what lies in the store as 400 bytes may take a megabyte.
+        Fewer if they would take more than `max_bytes` of memory: 400 bytes in the store may decompress to a megabyte.
         """
         ...
 
     async def forget(
         self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
     ) -> int:
-        """Deletes bodies first seen before a time or beyond a byte budget, oldest first; returns how many.
+        """Deletes bodies first seen before `before_s` or beyond a byte budget, oldest first; returns their number.
 
-        Groups drawn for `keep_from_step` or later stay for a resume from there, and those of `keep` for draws.
+        Groups drawn for step `keep_from_step` or later stay, for a resume from there, and so do the groups in `keep`.
         """
         ...
 
@@ -667,21 +671,21 @@ class GroupStore(Protocol):
 
 
 class CoordinatorClient(Protocol):
-    """The control plane as a node sees it. Every call may raise Unavailable; a node goes on without it."""
+    """A node's connection to the coordinator. Every call may raise Unavailable; a node works without a coordinator."""
 
     async def heartbeat(self, report: NodeReport) -> Advice:
-        """Renews the lease and reports figures."""
+        """Renews the node's lease, reports its figures, and returns the coordinator's advice."""
         ...
 
     async def record_versions(self, versions: Sequence[PolicyVersion]) -> None:
         """Adds up to MAX_RECORDED versions, oldest first, to the ledger in one transaction.
 
-        One that would fork or go back is refused, which raises nothing.
+        The ledger refuses a version that would fork or go back; the call does not raise for it.
         """
         ...
 
     def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
-        """The head of a lineage as the ledger has it, then each new one. Raises Unavailable when it breaks."""
+        """Yields the ledger's head of a lineage, then each new head. Raises Unavailable when the stream breaks."""
         ...
 
     async def leave(self) -> None:
@@ -697,59 +701,59 @@ class CoordinatorClient(Protocol):
 
 
 class LocalExchange(Protocol):
-    """The agent as its own worker sees it: in process, or over a local gRPC socket with the same meaning."""
+    """The agent, as its own worker uses it: in process, or with the same meaning over a local gRPC socket."""
 
     async def wait_capacity(self) -> int:
-        """Waits until groups may be started without becoming too old to use (admission capacity); how many, > 0."""
+        """Waits until new groups would not become too old to use; returns how many may be started, > 0."""
         ...
 
     async def num_asked(self) -> int:
-        """Questions this node asked before, also before a restart: the number of the next one.
+        """Number of the next question: the count of those that this node asked before, also before a restart.
 
-        A node alone counts its groups exactly; in a swarm a restart may skip numbers, and never goes back.
+        A node that runs alone counts exactly; in a swarm, a restart may skip numbers and never repeats one.
         """
         ...
 
     async def put(self, group: RolloutGroup) -> float:
-        """Scores, seals, stores and publishes one of our groups; returns its mean reward."""
+        """Scores, seals, stores and publishes a group that this node generated; returns its mean reward."""
         ...
 
     async def draw(self, head: PolicyVersion) -> Draw:
-        """Waits for I local groups, takes up to J external ones without waiting, journals, and returns them."""
+        """Waits for I local groups, adds up to J external ones without waiting, journals the draw and returns it."""
         ...
 
     async def redraw(self, from_step: int) -> list[Draw]:
-        """The journalled draws from a step on, rebuilt from the store (resume).
+        """The journalled draws from a step on, rebuilt from the store, for a resume.
 
-        Raises ConfigError where the learner has none of the checkpoints that it reported.
+        Raises ConfigError if `from_step` is before all reported checkpoints: these were lost.
         """
         ...
 
     async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
-        """First task before a journalled step is made again: its process may have ended in the middle.
+        """The next task on the way to making a journalled step again, since that step may have ended its process.
 
-        `passed` is the group that the answer before asked to try alone, and that did not end the process.
+        `passed` is the group that the attempt before named as `trial`, after a trial that did not end the process.
         """
         ...
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
-        """A new version of our own lineage exists: updates the head, the advert and the ledger.
+        """Announces a new version of our own lineage: updates the head, the advert and the ledger.
 
-        `manifests` are the unsigned bodies of manifests that lead to it. Their chunks lie in the node's weight store
-        already; they are signed and served.
+        `manifests` are the unsigned bodies of the manifests that lead to the version; the agent signs and serves them.
+        Their chunks must already be in the node's weight store.
         """
         ...
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
         """The patch chain from `held` (None: nothing of the followed lineage) to the newest version of that lineage.
 
-        Every manifest was checked, and every chunk is in the node's weight store. With `wait` it waits for a newer
-        version than `held`; else it returns None where none is known.
+        Every manifest is checked, and every chunk is in the node's weight store. With `wait`, the call waits for a
+        version newer than `held`; without it, the call returns None if no newer version is known.
         """
         ...
 
     async def report_update(self, report: ApplyReport) -> None:
-        """Reports that the engine loaded a version, or refused it."""
+        """Reports that the engine loaded a version, or why it did not."""
         ...
 
     async def report_step(self, report: StepReport) -> None:
@@ -757,19 +761,19 @@ class LocalExchange(Protocol):
         ...
 
     async def report_checkpoint(self, next_draw: int, error: str = "") -> None:
-        """Reports a checkpoint by the first draw that is not in it, or why it could not be written."""
+        """Reports a checkpoint by the first draw that is not part of it, or an error that prevented the checkpoint."""
         ...
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
-        """Reports an evaluation."""
+        """Reports the evaluations of a version."""
         ...
 
     async def report_activity(self, activity: Activity) -> None:
-        """Reports what the worker does now, about once a second while that advances."""
+        """Reports the current activity of the worker; called about once a second while the activity advances."""
         ...
 
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
-        """The sandboxed verifier (for evaluation)."""
+        """As `Verifier.verify` for actions of this node; for evaluation."""
         ...
 
     async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
@@ -786,11 +790,11 @@ class Learner(Protocol):
         ...
 
     def step(self, draw: Draw) -> StepReport:
-        """One optimizer step (blocking; run it in a thread). A non-finite step is skipped and reported."""
+        """Makes one optimizer step (blocking; run it in a thread). A non-finite step is skipped and reported."""
         ...
 
     def dry_run(self, draw: Draw) -> None:
-        """Computes the gradient of a draw and forgets it (blocking): a group that ends the process ends it here."""
+        """Computes and discards the gradient of a draw (blocking), to find a group that ends the process."""
         ...
 
     @property
@@ -799,13 +803,13 @@ class Learner(Protocol):
         ...
 
     def snapshot(self) -> tuple[PolicyVersion, object]:
-        """The newest version and its published tensors, for Generator.load. Never changes under the caller."""
+        """The newest version and its published tensors, for `Generator.load`; later steps do not change them."""
         ...
 
     def save(self) -> None:
-        """Writes a checkpoint that reproduces the learner (blocking). Raises OSError where the disk refuses it."""
+        """Writes a checkpoint that reproduces the learner (blocking). Raises OSError if the disk refuses it."""
         ...
 
     def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
-        """Takes in the evaluations of the newest version; called before the checkpoint of that version is written."""
+        """Takes the evaluations of the newest version; called before the checkpoint of that version is written."""
         ...

@@ -1,6 +1,6 @@
-"""The parts of a node that every collaborator of its agent shares: configuration, identity, clock, events, threads.
+"""State that all collaborators of a node's agent share: configuration, identity, clock, events, threads.
 
-Invariant: built before any collaborator, and none of it is replaced afterwards.
+Invariant: the context is built before any collaborator, and no field is replaced afterwards.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ IN_PLACE_BYTES: Final = 4096
 
 
 class Pause:
-    """The pause that the owner of a machine asks for: no batch and no step begins, and nothing is taken in.
+    """Pause of a node at its owner's request: no batch and no step begins, and the node admits no groups.
 
     Only `Agent.pause` and `Agent.resume` begin and end it.
     """
 
     def __init__(self, changed: Signal) -> None:
-        """`changed` is fired when it begins or ends."""
+        """Begins unpaused; `changed` must be fired when the pause begins or ends."""
         self._changed = changed
         self.since_s: float | None = None  # wall clock; None: the node works
 
     @property
     def is_on(self) -> bool:
-        """The node is paused."""
+        """True while the node is paused."""
         return self.since_s is not None
 
     async def over(self) -> None:
@@ -57,14 +57,14 @@ class NodeContext:
     emit: Emit
     offload: Offload = asyncio.to_thread
     in_place_bytes: int = IN_PLACE_BYTES  # of a group, decompressed; 0: every group is checked by `offload`
-    changed: Signal = field(default_factory=Signal)  # groups, versions or connections came, or there is room for more
+    changed: Signal = field(default_factory=Signal)  # fired for new groups, versions, connections or room
 
     @cached_property
     def pause(self) -> Pause:
-        """The one pause of this node."""
+        """The pause of this node, one object for all collaborators."""
         return Pause(self.changed)
 
     @property
     def node_id(self) -> NodeId:
-        """Our own; also the name of our lineage."""
+        """Node id of this node; also the `policy_id` of its lineage."""
         return self.identity.node_id

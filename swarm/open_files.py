@@ -1,4 +1,4 @@
-"""Open files of this process: how many it may have, which they are, and a look at one when no descriptor is free."""
+"""Open files of this process: their limit, their descriptors, and access to one when no descriptor is free."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ _DESCRIPTORS: Final = Path("/proc/self/fd") if sys.platform == "linux" else Path
 
 
 def allow_descriptors(num_connections: int) -> int:
-    """Raises the process's limit of open files where it may; returns how many connections the limit has room for."""
+    """Raises the limit of open files as far as allowed; returns the number of connections that then fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = num_connections + _OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -35,19 +35,19 @@ def allow_descriptors(num_connections: int) -> int:
 
 
 def places_for_pages(most: int) -> int:
-    """Number of connections for pages that the limit of open files has room for now, at most `most`."""
+    """Number of connections for pages that the current limit of open files allows, at most `most`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, soft // _SHARE_OF_PAGES)
 
 
 def places_for_relayed(most: int) -> int:
-    """Number of connections of a relay that the limit of open files has room for now, at most `most`."""
+    """Number of relayed connections that the current limit of open files allows, at most `most`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, soft // _SHARE_OF_RELAYED)
 
 
 class DescriptorPin:
-    """A descriptor kept for looking at sockets of others: it needs no free one, since a flood leaves none.
+    """A reserved descriptor through which to inspect a socket of other code, even if a flood left no descriptor free.
 
     Example:
         pin = DescriptorPin()
@@ -61,13 +61,13 @@ class DescriptorPin:
         self._pin = os.dup(self._nothing)
 
     def close(self) -> None:
-        """Gives the descriptor back."""
+        """Closes the reserved descriptors."""
         os.close(self._pin)
         os.close(self._nothing)
 
     @contextlib.contextmanager
     def held(self, descriptor: int) -> Generator[socket.socket]:
-        """The socket behind a descriptor, which stays that one even if its owner closes it. Raises OSError."""
+        """Yields the socket of a descriptor, valid even if its owner closes it. Raises OSError for no open socket."""
         os.dup2(descriptor, self._pin, inheritable=False)
         try:
             held = socket.socket(fileno=self._pin)
@@ -80,7 +80,7 @@ class DescriptorPin:
 
 
 def open_descriptors() -> Iterable[int]:
-    """File descriptors of this process, perhaps with some that are not open. Raises OSError."""
+    """File descriptors of this process, perhaps with some that are not open. Raises OSError if listing them fails."""
     try:
         return map(int, os.listdir(_DESCRIPTORS))  # noqa: PTH208 - thousands of them, ten times a second
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Extras of this package, and plug-ins: "module:name", "path/my_file.py:name", or an entry point that is installed.
+"""Loading of extras and plug-ins: "module:name", "path/my_file.py:name", or an installed entry point.
 
-Invariant: the name comes from this node's own configuration, or with the digest of an installed package from a
-manifest, and a file is loaded under a private module name, so that it can neither replace nor shadow one of ours.
+Invariant: the name comes from this node's own configuration, or from a manifest together with the digest of an
+installed package. A file is loaded under a private module name, so that it neither replaces nor shadows a module.
 """
 
 import ast
@@ -27,34 +27,34 @@ EXTRAS: Final[Mapping[str, str]] = {
     "plan": "swarm.extras.plan.plan_run:run_plan",
     "tinker": "swarm.extras.tinker.serve_tinker:serve_tinker",
 }
-"""Everything of `swarm.extras` that the rest of the package may load: kinds of environments, and commands."""
+"""Parts of `swarm.extras` that the rest of the package may load: kinds of environments, and commands."""
 _INSTALLERS_RECORDS: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _PRIVATE_PREFIX = "_swarm_plugin_"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def load_extra(name: str) -> Callable[..., Any]:
-    """One of EXTRAS, imported now."""
+    """Imports and returns an entry of EXTRAS by its key. Raises as `load_own`."""
     return load_own(EXTRAS[name])
 
 
 def load_own(spec: str) -> Callable[..., Any]:
-    """A class or function of this package by "module:name"; its import fails as any of ours does."""
+    """Imports and returns a class or function of this package by "module:name"; errors of the import propagate."""
     # load_object would turn an error of ours into a ConfigError, which blames the user's configuration
     module, _, attribute = spec.partition(":")
     return cast("Callable[..., Any]", getattr(importlib.import_module(module), attribute))
 
 
 def load_object(spec: str) -> object:
-    """The object that `spec` names.
+    """Loads and returns the object that `spec` names.
 
     Args:
         spec: "package.module:name" (an importable module), "path/file.py:name" (a file; relative paths start
-            at the working directory), or "file:name" where that directory has file.py and no module is called
-            so. `name` may be dotted.
+            at the working directory), or "file:name" if that directory has file.py and no module is named
+            `file`. `name` may be dotted.
 
     Raises:
-        ConfigError: names the spec and the fix.
+        ConfigError: the spec is malformed, its module or file is missing or fails, or it has no `name`.
 
     Example:
         score = load_object("my_pkg.my_file:score")
@@ -71,7 +71,7 @@ def load_object(spec: str) -> object:
 
 
 def load_entry_point(group: str, name: str) -> object:
-    """The object that an installed package offers by name. Raises ConfigError: names the known ones and the fix."""
+    """Loads and returns an entry point of an installed package. Raises ConfigError if it is unknown or fails."""
     offered = importlib.metadata.entry_points(group=group)
     if name not in offered.names:
         known = ", ".join(sorted(offered.names)) or "none"
@@ -84,14 +84,14 @@ def load_entry_point(group: str, name: str) -> object:
 
 
 def package_digest(group: str, name: str) -> tuple[str, str]:
-    """Name and version of the installed package that offers an entry point, and the SHA-256 of all its files.
+    """The installed package of an entry point: "name version", and the SHA-256 over all its files as hex.
 
-    What installing writes itself (compiled files, scripts, the installer's records) does not count; the folders of the
-    package may hold nothing else besides what its wheel lists, so that equal digests are equal code.
+    Files that an installer writes (compiled files, scripts, records) do not count. The folders of the package may hold
+    no other file than those that its wheel lists, so that equal digests mean equal code.
 
     Raises:
-        ConfigError: no such entry point; its package was not installed from a wheel and has no list of files; or it
-            has code that no list of sources shows.
+        ConfigError: there is no such entry point; or its package has no list of files, as after an editable install; or
+            it has code that its list of sources does not show.
     """
     offered = importlib.metadata.entry_points(group=group, name=name)
     package = next(iter(offered)).dist if offered else None
@@ -122,7 +122,7 @@ def _first_hidden(
     listed: Sequence[importlib.metadata.PackagePath],
     code: Sequence[importlib.metadata.PackagePath],
 ) -> str:
-    """A file that Python might run, or a program might read, and that no wheel's list of sources shows; else empty."""
+    """Name of the first file in the package's folders that its list of sources does not cover; "" if there is none."""
     for file in listed:  # what an installer compiles it lists without a hash
         if file.suffix == ".pyc" and (file.parent.name != "__pycache__" or file.hash is not None):
             return str(file)
@@ -143,21 +143,21 @@ def _first_hidden(
 
 
 def _ignores_its_source(compiled: Path) -> bool:
-    """True if Python runs a compiled file without a look at its source (PEP 552: flags 0b01)."""
+    """True if Python runs a compiled file without checking its source (PEP 552: flags 0b01)."""
     flags = int.from_bytes(compiled.read_bytes()[4:8], "little")
     return flags & 0b11 == 0b01
 
 
 def module_of(spec: str) -> str:
-    """Name in `sys.modules` of the module that `load_object(spec)` reads. Raises as it does."""
+    """Loads the module of a spec and returns its name in `sys.modules`. Raises ConfigError as `load_object`."""
     return _load(spec, _split(spec)[0]).__name__
 
 
 def code_version(defined: Callable[..., object]) -> str:
-    """First hex digits of a digest of its file, of the packages that the file imports, and of Python's minor version.
+    """Digest, 16 hex digits, of a class or function's file, the releases of its imports, and Python's minor version.
 
-    Equal code that runs with other packages is another version: it may play otherwise. The package that the file is in
-    counts where the file imports from it.
+    Equal code with other releases of its packages may behave differently, so it is another version. The package of the
+    file itself counts if the file imports from it. Returns "builtin" if the source cannot be read.
     """
     try:
         source = Path(inspect.getfile(cast("Any", defined))).read_bytes()
@@ -171,7 +171,7 @@ def code_version(defined: Callable[..., object]) -> str:
 
 
 def _releases(module: str) -> list[str]:
-    """ "package=version" of the packages that a module is of, by whatever name (yaml is of PyYAML); none of a file."""
+    """Entries "package=version" of the packages that provide a module (PyYAML for yaml); empty if no package does."""
     try:
         return [f"{module}={importlib.metadata.version(module)}"]
     except importlib.metadata.PackageNotFoundError:
@@ -180,7 +180,7 @@ def _releases(module: str) -> list[str]:
 
 
 def _imported(source: bytes, own: str) -> set[str]:
-    """Top-level names of the modules that a file imports anywhere; `own` is that of the package that it is in."""
+    """Top-level names of the modules that a source imports anywhere; `own` stands for relative imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -1,14 +1,14 @@
-"""Text from elsewhere (models, peers, files that somebody sent) for a terminal.
+"""Escaping of untrusted text (of models, peers, received files) for a terminal.
 
-Invariant: line feed and tab are the only control characters left, so no text moves the cursor or hides another.
+Invariant: line feed and tab are the only control characters left, so no text moves the cursor or hides other text.
 """
 
 
 def printable(text: str) -> str:
-    """The text with its other control characters, and what cannot be encoded, spelled out."""
+    """The text with every non-printable character except line feed and tab replaced by its backslash escape."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: str) -> str:
-    """The same on one line, for a name or a value beside others."""
+    """As `printable`, with each line feed replaced by a space; for a name or value within a line."""
     return printable(text).replace("\n", " ")

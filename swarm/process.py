@@ -1,7 +1,7 @@
-"""Long-running processes: lock a directory, start parts in order, drain on a signal; and garbage collection.
+"""Long-running processes: directory locks, start of parts in order, drain on a signal, resources of a process, files.
 
-Invariant: whatever was started is stopped, in reverse order, also when a later part fails to start; the
-first signal drains, the second ends the process at once.
+Invariant: every started part is stopped, in reverse order, also if a later part fails to start; the first signal
+drains, the second ends the process at once.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2  # linux/prctl.h
 END_SILENCE_S: Final = 60.0  # of a process that is to end: no CPU used, and no byte written to the disk
-END_S: Final = 600.0  # to end in all: a worker saves meanwhile, and what serves others could be kept busy by them
+END_S: Final = 600.0  # to end in all: a worker saves, and peers could keep a serving process busy
 LOOK_S: Final = 1.0
 EXIT_FORCED = 130  # a second signal did not wait for the drain
 
@@ -49,9 +49,9 @@ def defer_gc() -> None:
 
 
 def freeze_gc() -> None:
-    """Ends start-up: objects made so far are exempt from garbage collection, later ones are collected as usual.
+    """Ends start-up: exempts the objects made so far from garbage collection, and enables it for later ones.
 
-    Does nothing where the collector is enabled already, so the caller may run inside another program.
+    Does nothing if the collector is enabled already, so the caller may run inside another program.
     """
     if not gc.isenabled():
         gc.freeze()
@@ -59,7 +59,10 @@ def freeze_gc() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Ends this process when its parent ends, however that happens: the kernel does it, or a thread that looks."""
+    """Makes this process end when its parent process ends: the kernel kills it, or a thread that checks once a second.
+
+    Exits at once (SystemExit) if `parent` is not, or no longer, the parent of this process.
+    """
     if has_parent_signal():
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
@@ -69,7 +72,7 @@ def die_with(parent: int) -> None:
 
 
 def has_parent_signal() -> bool:
-    """True where the kernel signals a process when its parent ends (only Linux does)."""
+    """True if the kernel can signal a process when its parent ends (only Linux can)."""
     return sys.platform == "linux" and _prctl(_PR_GET_PDEATHSIG, ctypes.byref(ctypes.c_int())) == 0
 
 
@@ -84,17 +87,17 @@ def _end_with(parent: int) -> None:
 
 
 def can_fork_after_imports() -> bool:
-    """True where a process that has imported torch may be forked: on Linux, whose /proc counts its threads."""
+    """True if a process that has imported torch may be forked: on Linux, whose /proc lists its threads."""
     return sys.platform == "linux" and Path("/proc/self/task").exists()
 
 
 def num_usable_cores() -> int:
-    """Cores that this process may use; where the system does not tell, all of the machine."""
+    """Number of cores that this process may use; all cores of the machine if the system does not report it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def boot_id() -> str:
-    """Id of the machine's start; elsewhere than on Linux its minute, which moves where the clock is set."""
+    """Id of the machine's boot; without Linux's id, the minute of the boot, which changes if the clock is set."""
     with contextlib.suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii").strip()
     import psutil
@@ -103,11 +106,12 @@ def boot_id() -> str:
 
 
 def written_bytes(pid: int | None = None) -> int | None:
-    """Bytes that a process, and every ended child that it waited for, sent to the disk; None where nothing tells (Linux
-    does). Pages that were deleted before they went there do not count.
+    """Bytes that a process, and each ended child that it waited for, sent to the disk; None if not known (only Linux).
+
+    Pages that were deleted before they reached the disk do not count.
 
     Args:
-        pid: of a process of this user; None: this one.
+        pid: a process of this user; None: this process.
     """
     try:
         lines = Path(f"/proc/{pid or 'self'}/io").read_text(encoding="ascii").splitlines()
@@ -118,7 +122,7 @@ def written_bytes(pid: int | None = None) -> int | None:
 
 
 def written_bytes_of_tree() -> int | None:
-    """`written_bytes` of this process and of everything below it, running or ended; None where nothing tells."""
+    """`written_bytes` of this process and all its descendants, running or waited for; None if not known."""
     own = written_bytes()
     return None if own is None else own + sum(written_bytes(pid) or 0 for pid in _descendants(os.getpid()))
 
@@ -132,7 +136,7 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def available_bytes() -> int:
-    """Memory that a process may still take: of the machine, or of a control group that it is in (Linux, version 2)."""
+    """Memory that this process may still use, bytes: of the machine, or of its control groups (Linux, version 2)."""
     import psutil
 
     available = psutil.virtual_memory().available
@@ -144,7 +148,7 @@ def available_bytes() -> int:
 
 
 def _left_in_group(folder: Path) -> float:
-    """Bytes that a control group may still take; infinite where it has no bound. Its cached files give way."""
+    """Bytes that a control group may still use, its cached files included; infinite if it has no bound."""
     try:
         most = int((folder / "memory.max").read_text(encoding="ascii"))  # or "max"
         used = int((folder / "memory.current").read_text(encoding="ascii"))
@@ -156,7 +160,7 @@ def _left_in_group(folder: Path) -> float:
 
 
 def cpu_s(pid: int, *, is_whole_tree: bool = True) -> float:
-    """CPU seconds of a process, and of everything that runs below it; 0 where it has ended."""
+    """CPU seconds of a process and (`is_whole_tree`) its running descendants; 0 if the process has ended."""
     import psutil
 
     total = 0.0
@@ -170,7 +174,7 @@ def cpu_s(pid: int, *, is_whole_tree: bool = True) -> float:
 
 
 def work_of(pid: int) -> tuple[int, int]:
-    """A sign of life of a process and everything below it: whole CPU seconds, and bytes on the disk."""
+    """Sign of life of a process: whole CPU seconds of its tree, and bytes that the process sent to the disk."""
     return int(cpu_s(pid)), written_bytes(pid) or 0
 
 
@@ -180,16 +184,16 @@ async def comes(
     silence_s: float = END_SILENCE_S,
     most_s: float = END_S,
 ) -> bool:
-    """Waits for what a process of ours does, as long as it shows signs of life.
+    """Waits for the result or end of a process of ours as long as the process shows signs of life.
 
     Args:
-        awaited: its result, or its end.
-        sign: changes while it works (blocking).
-        silence_s: without a change of `sign`, after which the wait is given up.
-        most_s: in all.
+        awaited: the result or end; its errors are not raised. Cancelled if it has not come.
+        sign: sign of life, which changes while the process works (blocking).
+        silence_s: longest time without a change of `sign`.
+        most_s: longest wait in all.
 
     Returns:
-        False where it was given up.
+        True if `awaited` is done; False if the wait was given up.
     """
     task, last = asyncio.ensure_future(awaited), None
     began_s = seen_s = time.monotonic()
@@ -207,7 +211,9 @@ async def comes(
 
 
 class Service(ABC):
-    """A part that starts on entry and stops on exit. A subclass implements `_start` and fills `_exit` as it goes.
+    """Async context manager that starts on entry and stops on exit.
+
+    A subclass implements `_start`, which registers the stop of each started part in `_exit`.
 
     Example:
         async with Daemon(config) as daemon:
@@ -230,18 +236,18 @@ class Service(ABC):
 
     @abstractmethod
     async def _start(self) -> None:
-        """Starts every part and registers its stop in `_exit` at once."""
+        """Starts every part, and registers the stop of each in `_exit` right after its start."""
 
 
 async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str], None] = logger.info) -> bool:
     """Awaits `work`; the first SIGTERM or SIGINT cancels it (drain), the second ends the process at once.
 
     Args:
-        work: to be awaited.
-        say: takes a line at the first signal.
+        work: the work of the process.
+        say: called with a line for people at the first signal.
 
     Returns:
-        True when a signal ended it, False when it returned by itself.
+        True if a signal came, False if `work` returned without one.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
@@ -272,7 +278,7 @@ async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str],
 
 @contextlib.contextmanager
 def errors_explained() -> Generator[None]:
-    """Around a command: an error of ours, or a missing package of an extra, becomes a line and exit code 2."""
+    """Context manager of a command: prints a SwarmError or a missing extra, and raises typer.Exit (code 2) instead."""
     import typer
     from rich.console import Console
     from rich.markup import escape
@@ -289,13 +295,13 @@ def errors_explained() -> Generator[None]:
 
 
 def thread_limits(num_threads: int) -> dict[str, str]:
-    """Variables of the environment that bound the threads of computations in a process, and in those it starts."""
+    """Environment variables that bound the threads of computations in a process and its children."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "GOMAXPROCS")
     return {**dict.fromkeys(names, str(num_threads)), "TOKENIZERS_PARALLELISM": "false"}
 
 
 def stand_back(niceness: int) -> None:
-    """Lets other processes of the machine go first, before this one and all that it starts from now on."""
+    """Raises the niceness of this process, and of the processes that it starts later, to at least `niceness`."""
     os.nice(max(0, niceness - os.nice(0)))
 
 
@@ -303,7 +309,8 @@ def lock_directory(directory: Path) -> int:
     """Locks a directory for this process, until the returned descriptor is closed or the process ends.
 
     Raises:
-        ConfigError: another process has it.
+        ConfigError: another process holds the lock.
+        OSError: the lock file cannot be opened.
     """
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -316,14 +323,14 @@ def lock_directory(directory: Path) -> int:
 
 @contextlib.contextmanager
 def file_lock(path: Path, most_s: float = math.inf) -> Generator[None]:
-    """Holds a file that one process of the machine holds at a time (blocking).
+    """Context manager that holds a lock file, as one process of the machine at a time (blocking).
 
     Args:
-        path: made where it is missing.
-        most_s: that it waits for it.
+        path: the lock file; created if it is missing.
+        most_s: longest wait for the lock, seconds.
 
     Raises:
-        OSError: it cannot be opened; a TimeoutError where another process held it for as long.
+        OSError: the file cannot be opened; a TimeoutError if another process held the lock for `most_s`.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, no pipe is waited for
     descriptor = os.open(path, flags, 0o600)
@@ -343,7 +350,7 @@ def file_lock(path: Path, most_s: float = math.inf) -> Generator[None]:
 
 
 def is_running(directory: Path) -> bool:
-    """True when a process holds the directory, or where that cannot be known (another user's file)."""
+    """True if a process holds the lock of a directory, or if another user's lock file cannot be read."""
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -360,7 +367,7 @@ def is_running(directory: Path) -> bool:
 
 
 def load_or_create_identity(path: Path) -> Identity:
-    """The key in a file; made on first use. Raises ConfigError for a damaged file."""
+    """Loads the key in a file, or creates it if there is none. Raises ConfigError if it cannot be read or written."""
     if path.exists():
         return Identity.load(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -370,15 +377,15 @@ def load_or_create_identity(path: Path) -> Identity:
 
 
 def silence_grpc() -> None:
-    """Keeps gRPC's own lines (a handshake that failed, a peer that went) off the terminal; what matters is logged here.
+    """Keeps gRPC's own log lines below errors off the terminal, unless GRPC_VERBOSITY is set already.
 
-    Its C core reads the variable when the first channel is made.
+    To be called before the first channel is made, when gRPC's C core reads the variable.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def make_private(directory: Path) -> None:
-    """Makes a directory that no other user of the machine can enter, whatever lies in it; an old one is closed."""
+    """Makes a directory, or changes its mode, so that no other user can enter; only warns if it is another user's."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o077:
         try:
@@ -388,7 +395,7 @@ def make_private(directory: Path) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Waits until a file, or the names in a directory, have reached the disk."""
+    """Waits until the content of a file, or the entries of a directory, have reached the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -397,11 +404,11 @@ def sync_path(path: Path) -> None:
 
 
 def read_json(path: Path, max_bytes: int) -> Any:
-    """Content of a JSON file.
+    """Reads a JSON file and returns its value.
 
     Raises:
         OSError: the file cannot be read, or is missing.
-        ValueError: it is no JSON, nested too deeply, or longer than `max_bytes`.
+        ValueError: the content is no JSON, nested too deeply, or longer than `max_bytes`.
     """
     with path.open("rb") as file:
         data = file.read(max_bytes + 1)
@@ -414,15 +421,15 @@ def read_json(path: Path, max_bytes: int) -> Any:
 
 
 def write_json(path: Path, data: JsonDict | list[str], *, is_durable: bool = False) -> None:
-    """Replaces a JSON file atomically, so that a reader never sees half of it.
+    """Writes or replaces a JSON file atomically, so that a reader never sees a partial file.
 
     Args:
-        path: of the file.
-        data: what it holds from now on.
-        is_durable: waits for the disk, so that a power cut leaves the one file or the other, whole.
+        path: path of the file.
+        data: new content.
+        is_durable: True: waits for the disk, so that a power cut leaves either the old or the new file whole.
 
     Raises:
-        StorageFull: the disk refuses; the file that was there stays.
+        StorageFull: the file cannot be written, for any OSError; the old file usually stays.
     """
     draft = path.with_suffix(".tmp")
     try:
@@ -439,7 +446,7 @@ def write_json(path: Path, data: JsonDict | list[str], *, is_durable: bool = Fal
 
 
 def wait_for_signal() -> None:
-    """Returns at Ctrl-C or SIGTERM."""
+    """Waits for Ctrl-C or SIGTERM (blocking; main thread only)."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())

@@ -1,4 +1,4 @@
-"""SQLite files on a disk that fills up or damages them: what an error means, and where a damaged file goes."""
+"""SQLite files on a disk that may be full or damage them: meaning of errors, and setting damaged files aside."""
 
 import sqlite3
 import time
@@ -13,16 +13,16 @@ _DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
 
 
 class DamagedFile(Exception):
-    """A file that has to be moved aside; its owner goes on with a new one."""
+    """A damaged SQLite file, which its owner moves aside and replaces by a new one."""
 
 
 def is_damage(error: BaseException) -> bool:
-    """True if an error of SQLite means that the disk changed the file."""
+    """True for an SQLite error that means a damaged file: corrupt, no database, or without a table or column."""
     return isinstance(error, sqlite3.Error) and _code(error) in _DAMAGE_CODES
 
 
 def is_full(error: BaseException) -> bool:
-    """True if an error means a full disk or quota, a failing device, or the page limit of the file."""
+    """True for an error that means a full disk or quota, a failing or read-only device, or the file's page limit."""
     return _code(error) in _FULL_CODES if isinstance(error, sqlite3.Error) else is_disk_full(error)
 
 
@@ -31,10 +31,13 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def move_aside(database: Path, now_s: float) -> Path:
-    """Renames a damaged SQLite file, and what lies beside it, so that a new one can take its place.
+    """Renames a damaged SQLite file and its -wal and -shm files, so that a new database can take its place.
 
     Returns:
-        The new name: `<name>.damaged-<date>`.
+        The new path of the database: `<name>.damaged-<date>`.
+
+    Raises:
+        OSError: a file cannot be renamed.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
     aside = database.with_name(f"{database.name}.damaged-{stamp}")

@@ -1,7 +1,7 @@
-"""Calls of Linux that other systems lack: whether this system has each, and what is done without it.
+"""Table of Linux features that other systems lack: a check for each, and the fallback without it.
 
-Invariant: a row asks for the call or the file that the code needs which falls back.
-Confinement is no row: it has no fallback (`swarm.environments.sandbox.confinement_check`).
+Invariant: each check tests for the very call or file that the code with the fallback needs. Confinement is not listed:
+it has no fallback (`swarm.environments.sandbox.confinement_check`).
 """
 
 import math
@@ -19,11 +19,11 @@ from swarm.environments.sandbox.verifier import cpu_s_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fallback:
-    """A call that not every system has, and what is done without it."""
+    """A system feature with the check for it, and the behaviour without it."""
 
     name: str
-    is_needed: Callable[[], bool]  # whether this system lacks the call
-    instead: str
+    is_needed: Callable[[], bool]  # True if this system lacks the feature
+    instead: str  # behaviour without the feature, for people
 
 
 FALLBACKS: Final = (
@@ -77,5 +77,5 @@ FALLBACKS: Final = (
 
 
 def needed_fallbacks() -> list[Fallback]:
-    """Fallbacks in use on this system, in order."""
+    """Fallbacks in use on this system, in the order of FALLBACKS."""
     return [each for each in FALLBACKS if each.is_needed()]

@@ -2,7 +2,7 @@
 
 A key is free, so no bound counts keys alone. Standings, from lowest to highest:
 
-- A *newcomer* proved a key and nothing more. All newcomers together get one place in SHARE of whatever is scarce.
+- A *newcomer* proved a key and nothing more. All newcomers together get one place in SHARE of each scarce resource.
 - A *known* peer had a group admitted lately. It goes before newcomers, and gets no larger share of a draw.
 - An *established* party is a member of the run or was invited by one (`swarm.peers.parties`). It gets an equal share of
   what newcomers leave. In a private run every key is established, and draws are not bounded.
@@ -17,8 +17,8 @@ from typing import Final
 # --- places and draws ------------------------------------------------------------------------------------------------
 
 SHARE: Final = 8
-"""Newcomers together have one in SHARE of: places of a draw, credit, intake, replay room, turns of scoring and of
-fetching, upload bytes while givers wait, and an account's CPU seconds."""
+"""All newcomers together get one part in SHARE of the places of a draw, credit, intake, replay room, turns of scoring
+and of fetching, upload bytes while givers wait, and an account's CPU seconds."""
 
 WINDOW: Final = 64
 """Consecutive places of draws over which the shares of parties and tasks are counted."""
@@ -30,20 +30,20 @@ GROUPS_PER_TRIAL: Final = 4
 """Groups of credit capacity for each concurrent trial of an established generator that has not delivered yet."""
 
 SURPLUS: Final = 1.5
-"""External groups taken in for each one that a draw takes, in equal shares of neighbours: some are refused or late.
+"""External groups admitted for each group that a draw takes, in equal shares of neighbours: some are refused or late.
 With 1.5 instead of 2 the draws of 200 nodes were as full as before (docs/measurements/virtual.md)."""
 
 # --- influence on the weights ----------------------------------------------------------------------------------------
 
 MASS_FACTOR: Final = 3.0
-"""Bound of an established party's group in the mass of a usual own group: groups differ in length and in how many
-answers are right. Newcomers have 1: half of their honest groups lose a little, a hostile one half of its effect."""
+"""Bound of an established party's group, in masses of a usual own group: groups differ in length and in the number of
+right answers. For newcomers it is 1: half of their honest groups lose a little, a hostile group half of its effect."""
 
 MIN_BITS: Final = 64.0
-"""Bits of a group's answers that others gave first, from which on the group is a copy and is refused."""
+"""Bits of a group's answers that other nodes gave first at which the group counts as a copy and is refused."""
 
 UNCLAIMED_SHARE: Final = 1 / 8
-"""Part of the expected bits of an answer that counts where its producer's own claim does not."""
+"""Part of the expected bits of an answer that counts if its producer's own claim does not count."""
 
 # --- CPU seconds and signature checks --------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ FIRST_TRY_S: Final = 0.01
 a shipped environment take .3 to 7 ms."""
 
 KEY_TRIES_S: Final = 2 * FIRST_TRY_S
-"""CPU seconds of first tries that one key may use lately."""
+"""Bound of the recent CPU seconds of first tries of one key."""
 
 PROBE_S: Final = 0.003
 """CPU seconds of the first try of an unknown producer while other unknown producers wait: 8 honest answers right after
@@ -65,7 +65,7 @@ KNOWN_CHECKS_PER_S, NEWCOMER_CHECKS_PER_S = 400.0, 200.0
 
 STREAMS_TOTAL: Final = 256
 STREAMS_PER_PEER: Final = 6
-"""A subscription, a watch and a fetch, and the same again over a connection that just broke."""
+"""Streams of one peer: a subscription, a watch and a fetch, and three more for a connection that just broke."""
 
 STREAMS_OF_NEWCOMERS: Final = 64
 """Streams that peers of lower standing keep while peers of higher standing ask for more."""
@@ -77,7 +77,7 @@ CHUNKS_PER_PEER: Final = 8
 """Chunk requests of one peer, served or waiting; with 1 MiB each this fills a line of 80 MB/s at 100 ms."""
 
 GIVER_SCORE: Final = 0.05
-"""Reputation from which on a peer is served before peers that give nothing: one admitted group, for five minutes."""
+"""Least reputation of a peer that is served before peers that give nothing: one admitted group, for five minutes."""
 
 # --- dials and connections -------------------------------------------------------------------------------------------
 
@@ -85,12 +85,12 @@ GIVER_SCORE: Final = 0.05
 STRANGERS_PER_S: Final = 0.5
 STRANGERS_BURST: Final = 16.0
 RESERVE: Final = 4.0
-"""Dials of strangers that are kept for peers known to be alive, among them followers and newcomers that called us."""
+"""Dials of strangers reserved for peers known to be alive, such as followers and newcomers that called us."""
 
 KNOWN_PER_S: Final = 0.25
 KNOWN_BURST: Final = 64.0
 SUBNET_PER_S: Final = 1 / 60
-"""Dials to one subnet, and as many to peers known to be alive that did not prove to be there."""
+"""Dials per second to one subnet, and as many to peers known to be alive that did not prove an address there."""
 
 SUBNET_BURST: Final = 3.0
 ALIVE_BURST: Final = 8.0
@@ -98,7 +98,7 @@ ALIVE_BURST: Final = 8.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionBounds:
-    """Connections of one server that stay open: without an identity yet (unproven), and with one (proven)."""
+    """Bounds of one server's open connections: without an identity yet (unproven), and with an identity (proven)."""
 
     # 128, not fewer: the nodes of a local swarm, or users behind one router, connect at the same moment
     unproven_per_address: int = 128
@@ -112,10 +112,10 @@ class ConnectionBounds:
 
     @property
     def total(self) -> int:
-        """Connections that stay open in all."""
+        """Most connections that stay open in all."""
         return self.unproven_of_strangers + self.unproven_of_known + self.proven
 
     def scaled(self, share: float) -> "ConnectionBounds":
-        """The same with a share of the places in all, 0 to 1: where few files may be open, none must hold them all."""
+        """A copy with the total bounds scaled by `share`, 0 to 1, each at least 1, for a low limit of open files."""
         totals = ("unproven_of_strangers", "unproven_of_known", "proven")
         return replace(self, **{name: max(1, int(share * getattr(self, name))) for name in totals})

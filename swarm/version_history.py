@@ -1,7 +1,8 @@
 """Version history of one training lineage: the branch in force, rewinds, and the branches that were abandoned.
 
-The coordinator's ledger, admission and the follower each hold such histories; they differ in whom they believe, which
-is `replaces` of `record`. Invariant: in the branch in force a step has one version, and both tables are bounded.
+The coordinator's ledger, admission and the follower each hold such histories; they differ in the sources that may
+replace a version (`replaces` of `record`). Invariant: in the branch in force a step has one version, and both tables
+are bounded.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -11,16 +12,16 @@ from typing import Final
 from swarm.flow import BoundedTable
 from swarm.types import PolicyVersion
 
-MAX_VERSIONS: Final = 4096  # remembered of one lineage, and as many of its abandoned branches
-MAX_RECORDED: Final = 100  # versions handed to the ledger in one call
+MAX_VERSIONS: Final = 4096  # kept of one lineage's branch in force, and as many of its abandoned branches
+MAX_RECORDED: Final = 100  # versions sent to the ledger in one call
 
 
 class VersionStatus(StrEnum):
     """Standing of a version in a history."""
 
     CURRENT = "current"  # of the branch in force
-    ABANDONED = "abandoned"  # existed, on a branch that was abandoned
-    FORGOTTEN = "forgotten"  # nothing is known of its step, which is not newer than the head
+    ABANDONED = "abandoned"  # of a branch that was abandoned
+    FORGOTTEN = "forgotten"  # no version is known at its step, which is not newer than the head
     UNKNOWN_NEWER = "unknown_newer"  # newer than the head
     CONFLICT = "conflict"  # the branch in force has another version at that step
 
@@ -44,11 +45,11 @@ class VersionHistory:
 
     @property
     def head(self) -> PolicyVersion | None:
-        """Newest version of the branch in force."""
+        """Newest version of the branch in force; None if it is empty."""
         return self._current[self._steps[-1]] if self._steps else None
 
     def copy(self) -> "VersionHistory":
-        """Another history that knows the same."""
+        """Returns an independent copy of this history."""
         other = VersionHistory(self._max_versions, self._max_abandoned)
         other._current, other._steps = dict(self._current), list(self._steps)
         for version in self._abandoned:
@@ -56,14 +57,15 @@ class VersionHistory:
         return other
 
     def record(self, version: PolicyVersion, *, replaces: bool = True) -> bool:
-        """Takes a version into the branch in force, in any order of steps; the oldest one makes room.
+        """Adds a version to the branch in force, in any order of steps; beyond the limit, the lowest step is forgotten.
 
         Args:
-            replaces: whether it is believed over another version at its step, which is then abandoned with all later
-                ones.
+            version: the version to add.
+            replaces: True: if the branch has another version at this step, that version and all later ones are
+                abandoned.
 
         Returns:
-            False, and nothing changes, for a conflict that it does not replace.
+            False, with no change, if the branch has another version at this step and `replaces` is False.
         """
         known = self._current.get(version.step)
         if known is not None and known != version:
@@ -79,7 +81,7 @@ class VersionHistory:
         return True
 
     def rewind(self, step: int) -> list[PolicyVersion]:
-        """Abandons the versions beyond `step`. Returns them, oldest first."""
+        """Abandons the versions of the branch in force beyond `step`, and returns them, oldest first."""
         first = bisect_right(self._steps, step)
         gone = [self._current.pop(each) for each in self._steps[first:]]
         del self._steps[first:]
@@ -88,16 +90,16 @@ class VersionHistory:
         return gone
 
     def record_abandoned(self, version: PolicyVersion) -> None:
-        """Remembers a version that existed on a branch that is not in force."""
+        """Records a version of an abandoned branch."""
         self._abandoned[version] = None
 
     def forget(self, step: int) -> None:
-        """Drops a step from the branch in force without a trace."""
+        """Removes the version at a step from the branch in force, without marking it as abandoned."""
         if self._current.pop(step, None) is not None:
             del self._steps[bisect_left(self._steps, step)]
 
     def status(self, version: PolicyVersion) -> VersionStatus:
-        """Standing of a version."""
+        """Standing of a version in this history."""
         known = self._current.get(version.step)
         if known == version:
             return VersionStatus.CURRENT
@@ -108,11 +110,11 @@ class VersionHistory:
         return VersionStatus.FORGOTTEN if known is None else VersionStatus.CONFLICT
 
     def at(self, step: int) -> PolicyVersion | None:
-        """The version of the branch in force at a step."""
+        """The version of the branch in force at a step; None if there is none."""
         return self._current.get(step)
 
     def after(self, step: int, limit: int | None = None) -> list[PolicyVersion]:
-        """Up to `limit` versions of the branch in force beyond `step`, oldest first."""
+        """Versions of the branch in force beyond `step`, oldest first: up to `limit`, or all."""
         first = bisect_right(self._steps, step)
         last = None if limit is None else first + limit
         return [self._current[each] for each in self._steps[first:last]]

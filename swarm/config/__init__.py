@@ -1,7 +1,7 @@
-"""Configuration: one TOML file per process, frozen models, `--set a.b=c` on top.
+"""Configuration: one TOML file per process, read into frozen models, with `--set a.b=c` overrides.
 
-Invariant: an unknown key, a wrong type or an impossible combination stops the process before it
-starts, with an error that names the key. Defaults run on a laptop.
+Invariant: an unknown key, a wrong type or an impossible combination stops the process at its start, with an error that
+names the key. Defaults run on a laptop.
 """
 
 from swarm.config.environment_config import EnvironmentConfig

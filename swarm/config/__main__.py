@@ -1,4 +1,4 @@
-"""`python -m swarm.config` prints docs/configuration.md."""
+"""Prints docs/configuration.md: `python -m swarm.config`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Sizes and rates in bytes as people write them: 20GB, 1.5 GiB, 500kB/s.
+"""Sizes and rates in bytes as text for people: 20GB, 1.5 GiB, 500kB/s.
 
-Invariant: a size is a whole number of bytes above 0; anything else is an error that shows how to write it.
+Invariant: a parsed size is a whole number of bytes above 0; the error for any other text shows the form.
 """
 
 import re
@@ -13,14 +13,15 @@ _FORM: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?(/s)?\s*", re.IG
 
 
 def parse_bytes(text: str, option: str, *, is_rate: bool = False) -> int:
-    """Bytes, or bytes per second, of a text such as "20GB", "1.5GiB" or "2MB/s"; k is 1000, ki is 1024.
+    """Parses bytes, or bytes per second, from text such as "20GB", "1.5GiB" or "2MB/s"; k is 1000, ki is 1024.
 
     Args:
-        option: its name, for the message.
-        is_rate: it may end in /s.
+        text: number with an optional unit; upper and lower case are equal.
+        option: name of the option, for the error message.
+        is_rate: True: the text may end in /s.
 
     Raises:
-        ConfigError: it is not of this form, or 0.
+        ConfigError: the text has another form, or is less than a byte.
     """
     form = _FORM.fullmatch(text)
     size = 0
@@ -33,7 +34,7 @@ def parse_bytes(text: str, option: str, *, is_rate: bool = False) -> int:
 
 
 def byte_words(size: float) -> str:
-    """A size in the largest unit in which it is at least 1: 4.8 GB, 512 B."""
+    """A size as text in the largest decimal unit in which it is at least 1: 4.8 GB, 512 B."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if size >= 1000**power:
             return f"{size / 1000**power:,.1f} {unit}"

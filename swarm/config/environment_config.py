@@ -1,6 +1,6 @@
 """Configuration of an environment of the run ([[environments]] of node.toml).
 
-Invariant: an environment whose observations are believed names the nodes that are.
+Invariant: an environment with believed observations (exchange "scored") lists the nodes to believe.
 """
 
 from typing import Annotated, Any, Literal
@@ -88,7 +88,7 @@ class EnvironmentConfig(Model):
 
     @property
     def inner(self) -> "EnvironmentConfig | None":
-        """The environment inside this one, with its name, seed and number of tasks; None where there is none."""
+        """The environment inside kind `retry`, else None. Raises ValueError if `params.inner` is no valid section."""
         if self.kind != "retry":
             return None
         section: object = self.params.get("inner")
@@ -102,5 +102,5 @@ class EnvironmentConfig(Model):
 
     @property
     def may_have_turns(self) -> bool:
-        """True where its episodes may have several turns; False where all are single answers."""
+        """True if episodes of this kind may have several turns; False if all are single answers."""
         return self.kind not in ("reasoning_gym", "jsonl", "char", "function")

@@ -42,7 +42,7 @@ class ModelConfig(Model):
 
     @property
     def lora_scale(self) -> float:
-        """Factor of what an adapter adds."""
+        """Factor on an adapter's output: lora_alpha / lora_rank; 2 if lora_alpha is 0."""
         return self.lora_alpha / self.lora_rank if self.lora_alpha else 2.0
 
 
@@ -80,7 +80,7 @@ class GeneratorConfig(Model):
 
     @property
     def episode_limits(self) -> EpisodeLimits:
-        """Most tokens of an action and of an episode."""
+        """Limits of an episode: most tokens of an action, and of the whole episode."""
         return EpisodeLimits(max_new_tokens=self.max_new_tokens, max_episode_tokens=self.max_episode_tokens)
 
 
@@ -129,7 +129,7 @@ class FollowConfig(Model):
 
 
 class WeightsConfig(Model):
-    """Versions that a trainer publishes, and the room for them."""
+    """Publication of a trainer's versions, and the disk space for them."""
 
     removed: ClassVar = {"anchor_every": 10}
 

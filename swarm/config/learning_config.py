@@ -100,10 +100,10 @@ class LearnerConfig(Model):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardLimits:
-    """Thresholds of the off-policy guard, about the tokens of a step. They are the same on every node.
+    """Thresholds of the off-policy guard for the figures of a step, the same on every node.
 
-    No run needed others: docs/measurements/staleness.md holds them against data of every age. `alarm` is beyond
-    `tight`, and `tight` beyond `loose`; between `tight` and `loose` nothing changes.
+    docs/measurements/staleness.md compares them with data of every age; no run needed others. `alarm` is beyond
+    `tight`, and `tight` beyond `loose`; between `tight` and `loose` the guard changes nothing.
     """
 
     tight_ess: float = 0.5  # effective sample size share below which a step (or an age) counts as bad
@@ -128,7 +128,7 @@ SAFE_RECIPE: Final = "gspo"
 
 
 class GuardConfig(Model):
-    """The off-policy guard, which makes a learner more careful where its data is far from its policy."""
+    """The off-policy guard, which makes a learner more careful while its data is far from its policy."""
 
     removed: ClassVar = {**asdict(GuardLimits()), "safe_recipe": SAFE_RECIPE}
 
@@ -137,7 +137,7 @@ class GuardConfig(Model):
 
 
 class EvaluationConfig(Model):
-    """Success on held-out problems, and on all."""
+    """Evaluations of the policy: accuracy on held-out problems, and on all problems."""
 
     every_steps: NotNegative = 0
     """Steps between evaluations; 0: at the beginning and the end only."""

@@ -1,7 +1,7 @@
 """A configuration as TOML: loaded from a file with `--set a.b=value` on top, and written with the source of each key.
 
-Invariant: an error names the file, the key and the fix, before anything starts. What is written parses as the same
-configuration again, whatever its texts hold.
+Invariant: an error names the file or option and the key. Written TOML parses as the same configuration again, for any
+text in its values.
 """
 
 import datetime
@@ -28,16 +28,16 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | None = None) -> AnyModel:
-    """Reads a TOML file, applies `a.b=value` overrides, validates.
+    """Reads a TOML file, applies `a.b=value` overrides, validates, and returns the model.
 
     Args:
         kind: NodeConfig or CoordinatorConfig.
         path: TOML file; None starts from the defaults.
-        overrides: each `key.path=value`; the value is TOML, or plain text where it is not. `recipe=...` of a
+        overrides: each `key.path=value`; the value is TOML, or plain text if it is no valid TOML. `recipe=...` of a
             node means `learner.recipe=...`.
 
     Raises:
-        ConfigError: names the file, the key and the fix.
+        ConfigError: the file cannot be read or parsed, an override is malformed, or a key or value is not valid.
     """
     data: dict[str, Any] = {}
     if path is not None:
@@ -56,7 +56,11 @@ def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | 
 
 
 def apply_overrides(kind: type[Model], data: dict[str, Any], overrides: list[str]) -> None:
-    """Sets keys of plain data in place, as `load_config` does. Raises ConfigError for what is no `key.path=value`."""
+    """Sets the keys of overrides in plain data, in place, as `load_config` does.
+
+    Raises:
+        ConfigError: an override is no `key.path=value`, or its path leads through a plain value.
+    """
     for override in overrides:
         (*parents, last), value = read_override(kind, override)
         section = data
@@ -69,7 +73,7 @@ def apply_overrides(kind: type[Model], data: dict[str, Any], overrides: list[str
 
 
 def read_override(kind: type[Model], override: str) -> tuple[tuple[str, ...], Any]:
-    """The keys from the top down to the one that a `key.path=value` sets, and the value. Raises ConfigError."""
+    """Splits a `key.path=value` into its keys, from the top down, and its value. Raises ConfigError for other text."""
     key, separator, text = override.partition("=")
     path = tuple(key.strip().split("."))
     if not separator or path == ("",):
@@ -83,7 +87,7 @@ def read_override(kind: type[Model], override: str) -> tuple[tuple[str, ...], An
 
 
 def has_section(path: Path, name: str) -> bool:
-    """True where the file is TOML with that table."""
+    """True if a file can be read as TOML and has the top-level table `name`."""
     try:
         return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get(name), dict)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -91,18 +95,18 @@ def has_section(path: Path, name: str) -> bool:
 
 
 def parse_config(kind: type[AnyModel], data: dict[str, Any], origin: str) -> AnyModel:
-    """Validates plain data into a config model. Raises ConfigError with what is wrong with each key."""
+    """Validates plain data into a config model. Raises ConfigError, which names each wrong key and `origin`."""
     with explained(origin, kind):
         return kind.model_validate(data)
 
 
 @contextmanager
 def explained(origin: str, kind: type[Model] | None = None) -> Generator[None]:
-    """Around the construction of a config model: turns validation errors into a ConfigError that names each key.
+    """Context manager that turns validation errors of a config model into a ConfigError that names each key.
 
     Args:
-        origin: file or option that the data came from.
-        kind: the model, for the keys that it knows; None: none are named.
+        origin: file or option of the data, for the message.
+        kind: model whose keys are suggested for an unknown one; None: no suggestions.
     """
     try:
         yield
@@ -126,7 +130,7 @@ def _explain(error: Any, kind: type[Model] | None) -> str:
 
 
 def _section(kind: Any, path: tuple[Any, ...]) -> type[Model] | None:
-    """The section at a path of a model; None where the path leads out of it."""
+    """The section of a model at a path; None if there is none."""
     for part in path:
         if isinstance(part, int):
             continue
@@ -140,11 +144,13 @@ def _section(kind: Any, path: tuple[Any, ...]) -> type[Model] | None:
 
 
 def sources_of(kind: type[Model], path: Path, overrides: list[str]) -> dict[Key, str]:
-    """The source of each value that is set: `node.toml:12`, or `--set` on top.
+    """The source of each value that is set: `node.toml:12`, or `--set` if an override sets it.
+
+    A file of more than MAX_LINES lines gives no sources.
 
     Args:
         kind: NodeConfig or CoordinatorConfig.
-        path: of a file that `load_config` reads.
+        path: path of a file that `load_config` accepts.
         overrides: as given to `load_config`.
     """
     sources = {key: f"{path.name}:{line}" for key, line in _lines_of(path.read_text(encoding="utf-8"))}
@@ -156,12 +162,12 @@ def sources_of(kind: type[Model], path: Path, overrides: list[str]) -> dict[Key,
 
 
 def to_toml(config: Model, sources: Mapping[Key, str], notes: Mapping[Key, str] | None = None) -> str:
-    """Every key with its value and, behind `# `, its source.
+    """Renders a configuration as TOML: every key with its value and, after `# `, its source.
 
     Args:
-        config: what is written.
-        sources: of values, or of tables that were emptied; anything else is called a default.
-        notes: further remarks on a key.
+        config: the configuration.
+        sources: source of each key, as from `sources_of`; a key without one gets `default`.
+        notes: further remarks by key, after the source.
     """
     sources = {**sources}
     for key, note in (notes or {}).items():
@@ -170,7 +176,7 @@ def to_toml(config: Model, sources: Mapping[Key, str], notes: Mapping[Key, str] 
 
 
 def _table(model: BaseModel, name: tuple[str, ...], key: Key, sources: Mapping[Key, str]) -> Iterator[str]:
-    """Values first, since tables end those of the one above."""
+    """Lines of a table: plain values first, since in TOML an inner table ends the values of the outer one."""
     fields = [(field, getattr(model, field)) for field in type(model).model_fields]
     for field, value in fields:
         if not isinstance(value, BaseModel) and not _is_list_of_tables(value) and value is not None:
@@ -191,7 +197,7 @@ def _is_list_of_tables(value: object) -> bool:
 
 
 def _source(key: Key, sources: Mapping[Key, str]) -> str:
-    """Source of a key, of a table around it, or of its inner keys."""
+    """Source of a key: its own, that of a table around it, or those of its inner keys; else `default`."""
     for length in range(len(key), 0, -1):
         if key[:length] in sources:
             return sources[key[:length]]
@@ -200,7 +206,7 @@ def _source(key: Key, sources: Mapping[Key, str]) -> str:
 
 
 def inline_value(value: Any) -> str:
-    """TOML of a value on one line; null values are left out of tables."""
+    """Renders a value as TOML on one line; None values are left out of tables."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
@@ -225,10 +231,10 @@ def _name(key: str) -> str:
 
 
 def _lines_of(text: str) -> Iterator[tuple[Key, int]]:
-    """Each key with the line on which its value begins, from 1 on.
+    """Yields each key with the line, from 1 on, on which its statement (with blank lines before it) begins.
 
-    The first n lines are valid TOML where line n ends a statement. A key that appears only in the next such beginning
-    stands on the lines between the two.
+    The first n lines are valid TOML if line n ends a statement. A key that is new in the next valid prefix stands on
+    the lines between the two.
     """
     lines, known, first = text.split("\n"), set[Key](), 1
     if len(lines) > MAX_LINES:

@@ -1,6 +1,6 @@
-"""Other nodes: exchange of groups, directory, coordinator, and who may take part.
+"""Relations to other nodes: exchange of groups, directory, coordinator, and admission to the run.
 
-Invariant: an address that is given to others is one that they could dial.
+Invariant: an address that the node advertises has a form that others can dial.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -60,13 +60,13 @@ class ExchangeConfig(Model):
 
     @property
     def most_relayed_bytes_per_s(self) -> int:
-        """Bound of relayed bytes: relay_bytes_per_s, within a quarter of max_upload_bytes_per_s."""
+        """Bound of relayed bytes per second: relay_bytes_per_s, at most a quarter of a set max_upload_bytes_per_s."""
         most = self.max_upload_bytes_per_s
         return min(self.relay_bytes_per_s, most // 4) if most else self.relay_bytes_per_s
 
     @property
     def most_own_bytes_per_s(self) -> int:
-        """Bound of own bytes to peers: max_upload_bytes_per_s less what may be relayed; 0: no limit."""
+        """Bound of own bytes per second to peers: max_upload_bytes_per_s less the relayed share; 0: no limit."""
         most = self.max_upload_bytes_per_s
         return most - self.most_relayed_bytes_per_s if most and self.relay_reservations else most
 
@@ -110,7 +110,7 @@ class CoordinatorLink(Model):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Each host:port of `address`."""
+        """Each host:port in `address`, in order."""
         return tuple(each.strip() for each in self.address.split(",") if each.strip())
 
 

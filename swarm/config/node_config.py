@@ -1,7 +1,7 @@
 """Configuration of a process: node.toml and coordinator.toml, and which combinations of their keys can work.
 
-Invariant: a combination that cannot work does not validate, and the message names the key and the fix. What a joining
-node starts from is a whole node configuration, validated as one.
+Invariant: a combination that cannot work does not validate, and the message names the key and the fix. The
+configuration for joining nodes is a whole node configuration, and is validated as one.
 """
 
 from pathlib import Path
@@ -139,17 +139,17 @@ class NodeConfig(Model):
 
     @property
     def is_alone(self) -> bool:
-        """True where the node looks for no other node: its groups never leave it."""
+        """True if the node looks for no other node: it has no directory and no anchors."""
         return self.directory.kind == "none" and not self.exchange.anchors
 
     @property
     def own_environments(self) -> frozenset[str]:
-        """Names of those whose episodes never leave the node."""
+        """Names of the environments whose episodes never leave the node."""
         return frozenset(each.name for each in self.environments if each.exchange == "own")
 
     @property
     def is_private(self) -> bool:
-        """True where `entry.established` lets the groups of every node that reaches this one count in full."""
+        """True if the groups of every node that reaches this one count in full, by `entry.established`."""
         entry = self.entry
         if entry.established != "auto" or entry.kind != "open" or entry.members:
             return entry.established == "everybody"
@@ -157,14 +157,14 @@ class NodeConfig(Model):
 
     @property
     def is_on_one_machine(self) -> bool:
-        """True where every address that the node listens at, or knows of others, is a loopback one."""
+        """True if all configured addresses, at which the node listens or finds others, are loopback addresses."""
         endpoints = [*self._endpoints, self.exchange.listen, endpoint_of(self.directory.listen)]
         endpoints += [anchor.partition("@")[2] for anchor in self.exchange.anchors]
         return all(is_loopback(endpoint.rpartition(":")[0]) for endpoint in endpoints)
 
     @property
     def _endpoints(self) -> list[str]:
-        """Addresses at which others find this node, and at which it first looks for others."""
+        """host:port of the coordinator, the bootstrap peers, the announced addresses and this node."""
         maddrs = (*self.directory.bootstrap, *self.directory.announce)
         own = self.exchange.advertise or self.exchange.listen
         return [*self.coordinator.addresses, *map(endpoint_of, maddrs), own]

@@ -1,7 +1,7 @@
-"""docs/configuration.md: every section and key with type, bounds, default and meaning, from the models themselves.
+"""Renderer of docs/configuration.md: every section and key with type, bounds, default and meaning.
 
-Invariant: every word comes from the models: meanings are the docstrings under the fields, types and bounds those of
-their JSON schema.
+Invariant: the tables come from the models: meanings from the docstrings under the fields, types and bounds from their
+JSON schema.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ commented examples.
 
 
 def markdown() -> str:
-    """The page: the keys of node.toml by section, then those of coordinator.toml."""
+    """Renders the page: the keys of node.toml by section, then those of coordinator.toml."""
     node, coordinator = NodeConfig.model_json_schema(), CoordinatorConfig.model_json_schema()
     lines = [_HEAD, "## node.toml", "", "Keys above the first table:", "", *_table(node, node)]
     for name, section in _sections(node):
@@ -38,7 +38,7 @@ def markdown() -> str:
 
 
 def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Keys that hold a table, or a list of tables."""
+    """Yields each key of a schema that holds a table or a list of tables, with the key's schema."""
     for name, key in schema["properties"].items():
         if "properties" in _resolved(schema, key):
             yield name, key
@@ -58,7 +58,7 @@ def _table(model: dict[str, Any], schema: dict[str, Any]) -> list[str]:
 
 
 def _resolved(schema: dict[str, Any], key: dict[str, Any], with_items: bool = True) -> dict[str, Any]:
-    """The schema that a key refers to; of a list's items where it has some."""
+    """The schema that a key, or with `with_items` the items of a list, refers to."""
     if with_items and "items" in key:
         key = key["items"]
     reference = key.get("$ref", "")
@@ -66,7 +66,7 @@ def _resolved(schema: dict[str, Any], key: dict[str, Any], with_items: bool = Tr
 
 
 def _words(schema: dict[str, Any], key: dict[str, Any]) -> str:
-    """Type and bounds, such as "whole number from 2 to 256"."""
+    """Type and bounds of a key in words, such as "whole number from 2 to 256"."""
     key = _resolved(schema, key, with_items=False)
     if "enum" in key:
         return " or ".join(f"`{value}`" for value in key["enum"])
@@ -92,7 +92,7 @@ def _words(schema: dict[str, Any], key: dict[str, Any]) -> str:
 
 
 def _range(key: dict[str, Any], step: int) -> str:
-    """Bounds in words; `step` is what an exclusive bound of 0 leaves as the least: 1 of whole numbers."""
+    """Bounds of a number in words; `step` 1 turns an exclusive minimum of whole numbers into a least value."""
     above, least, most = key.get("exclusiveMinimum"), key.get("minimum"), key.get("maximum")
     if above is not None and step:
         above, least = None, above + step
@@ -104,7 +104,7 @@ def _range(key: dict[str, Any], step: int) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A default as it could stand in the file."""
+    """Text of a default value, as in TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):

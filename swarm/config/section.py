@@ -1,6 +1,6 @@
-"""A section of a configuration, the numbers that its fields are, and the values that are usual for a field.
+"""Base class of configuration sections, types of their fields, and the usual values of a field.
 
-Invariant: a section is frozen and has no unknown keys; a usual span never changes what validates.
+Invariant: a section is frozen and has no unknown keys; usual values do not affect validation.
 """
 
 import math
@@ -26,9 +26,9 @@ _FAR = 3.0  # most factors of ten that count: 0 is not farther from 1 than a rat
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """The usual values of a field: where a node does not learn, one outside of them is the first to look at.
+    """Usual values of a field: if a node does not learn, `swarm why` looks at values outside of them first.
 
-    The default is usual, inside the span or not.
+    A default value counts as usual even outside the span.
 
     Example:
         temperature: Annotated[PositiveFloat, Usual("0.5..1.4", "signal steps")] = 1.0
@@ -40,7 +40,10 @@ class Usual:
     bears_on: str
 
     def distance(self, value: object) -> float:
-        """Factors of ten from the value to the span; 0 inside. Half of one for a value that is no number."""
+        """Distance of a value from the span in factors of ten, at most 3; 0 inside.
+
+        If the value is no number or the span is a plain value: 0 for an equal value, else 0.5.
+        """
         if ".." not in self.span or isinstance(value, bool) or not isinstance(value, int | float):
             shown = str(value).lower() if value or isinstance(value, bool) else "empty"
             return 0.0 if shown == self.span else _OTHER
@@ -50,12 +53,12 @@ class Usual:
         return min(max(below, above, 0.0), _FAR)
 
     def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The span in the schema, for the page of the configuration."""
+        """Adds the span to the JSON schema, for the page of the configuration."""
         return {**handler(core), "usual": self.span}
 
 
 class Model(BaseModel):
-    """Base of every section: frozen, no unknown keys, docstrings under fields are their help."""
+    """Base class of every section: frozen, without unknown keys; the docstring under a field is its help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     removed: ClassVar[Mapping[str, object]] = {}  # keys of earlier releases -> the constant that each became
@@ -63,7 +66,7 @@ class Model(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_removed(cls, data: Any) -> Any:
-        """Drops a removed key that holds its constant: files and manifests of earlier releases have all their keys."""
+        """Drops each removed key that holds its constant, so that files of earlier releases still load."""
         if not cls.removed or not isinstance(data, dict):
             return data
         given = cast("dict[str, Any]", data).items()

@@ -1,7 +1,7 @@
 """Telemetry of a node: metrics, structured logs, an event log, and live curves.
 
-Invariant: nothing here is global (each `Telemetry` has its own registry), and a figure that cannot be
-delivered never stops the node. Every metric is named and explained in `swarm.telemetry.metrics`.
+Invariant: each `Telemetry` has its own registry, and a figure that cannot be delivered never stops the node. Every
+metric is named and explained in `swarm.telemetry.metrics`.
 """
 
 from swarm.telemetry.event_log import EventLog, EventTail, count_refusals, read_events

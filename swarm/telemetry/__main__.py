@@ -1,4 +1,4 @@
-"""`python -m swarm.telemetry` prints docs/metrics.md."""
+"""Prints docs/metrics.md: `python -m swarm.telemetry`."""
 
 import sys
 

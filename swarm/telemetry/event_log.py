@@ -1,8 +1,8 @@
 """The event log of a node: one JSON object per line, in order, readable while it grows.
 
-Invariant: a line is written by one system call, so a reader sees it whole or not at all; a full disk loses
-events and never the node; no peer decides how much is written: files rotate, and refusals are summed up, each counted
-even when its file is gone. A reader that reads between any KEPT_OLD_FILES rotations gets every event once, in order.
+Invariant: one system call writes a line, and readers skip a partial last line; a full disk loses events but does not
+stop the node; no peer controls the volume: files rotate, and refusals are summed up, counted even after their file is
+deleted. A reader that reads at least once in KEPT_OLD_FILES rotations gets every event once, in order.
 """
 
 import json
@@ -32,8 +32,8 @@ MAX_REFUSED_KINDS = 16  # pairs of reason and producer with a count of their own
 class EventLog:
     """Appends events to a file.
 
-    The first refusal of a reason and producer is written at once, what follows within REFUSED_EVERY_S as one
-    event with its `count`. A process that is killed loses at most those of that time.
+    The first refusal of a reason and producer is written at once; later ones are summed up and written every
+    REFUSED_EVERY_S as one event with their `count`. A killed process loses those not written yet.
 
     Example:
         events = EventLog(directory / "events.jsonl")
@@ -56,19 +56,19 @@ class EventLog:
             self._append(EarlierRefusals(refused=dict(self._totals)))
 
     def write(self, event: Event) -> None:
-        """Appends an event with the time of now. Safe in any thread."""
+        """Appends an event, stamped with the current time. Safe in any thread; a full disk is counted in `num_lost`."""
         with self._lock:
             if not isinstance(event, GroupRefused) or self._refused.is_first(event.reason, event.producer):
                 self._append(event)
             self._flush_refused(self._clock.monotonic_s())
 
     def flush(self) -> None:
-        """Writes the refusals that are due; to be called from time to time, when nothing else happens."""
+        """Writes the summed refusals that are due; to be called regularly while no event is written."""
         with self._lock:
             self._flush_refused(self._clock.monotonic_s())
 
     def close(self) -> None:
-        """Writes what is pending and closes the file; later writes are ignored."""
+        """Writes the pending refusals and closes the file; later writes are ignored."""
         with self._lock:
             self._flush_refused(math.inf)
             if self._file >= 0:
@@ -101,7 +101,7 @@ class EventLog:
             self._totals[event.reason] += event.count
 
     def _rotate(self) -> None:
-        """Starts a new file; the oldest goes. When that fails the old one grows for as long again."""
+        """Starts a new file and drops the oldest; on failure, the current file may grow by `max_file_bytes` more."""
         self._size = 0
         try:
             for number in range(KEPT_OLD_FILES, 0, -1):
@@ -116,14 +116,14 @@ class EventLog:
 
 
 class _PendingRefusals:
-    """Refusals that are not written yet: per reason and producer, at most MAX_REFUSED_KINDS pairs."""
+    """Counts of unwritten refusals by reason and producer, for MAX_REFUSED_KINDS pairs; others by reason alone."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], int] = {}  # 0 once the first was written
         self._since_s: float | None = None
 
     def is_first(self, reason: str, producer: str) -> bool:
-        """Counts a refusal. True where it is the first of its pair, which is written by itself."""
+        """Counts a refusal, unless it is the first of its pair: then returns True, and the caller writes it."""
         key = (reason, producer)
         if key not in self._counts and len(self._counts) < MAX_REFUSED_KINDS:
             self._counts[key] = 0
@@ -133,7 +133,7 @@ class _PendingRefusals:
         return False
 
     def due(self, now_s: float) -> list[GroupRefused]:
-        """Removes and returns everything that waited long enough."""
+        """Removes and returns all counts, as events, once REFUSED_EVERY_S have passed since the first call with any."""
         if not self._counts:
             return []
         if self._since_s is None:
@@ -149,7 +149,7 @@ class _PendingRefusals:
 
 
 class EventTail:
-    """Reads a log while it grows: each call gives the complete events since the last one.
+    """Reads an event log while it grows: each call returns the complete events since the call before.
 
     Example:
         tail = EventTail(directory / "events.jsonl")
@@ -166,7 +166,10 @@ class EventTail:
         return list(self.stream())
 
     def stream(self, is_wanted: Callable[[bytes], bool] = lambda line: True) -> Iterator[Event]:
-        """The same one at a time, to be taken to the end; lines that are not wanted are not parsed."""
+        """Yields the events written since the last call, in order; unwanted lines are not parsed.
+
+        The caller should read to the end: the next call continues after the last event that was taken.
+        """
         files = self._open_unread()
         try:
             for file in files:
@@ -176,9 +179,9 @@ class EventTail:
                 os.close(file)
 
     def _open_unread(self) -> list[int]:
-        """Files that may hold new events, oldest first.
+        """Descriptors of the files that may hold new events, oldest first.
 
-        They are opened newest first: a file that moves in between is seen twice, and never missed.
+        The newest file is opened first: a file that is renamed in between is seen twice, but never missed.
         """
         files: dict[int, int] = {}
         for number in range(KEPT_OLD_FILES + 1):
@@ -210,7 +213,7 @@ class EventTail:
 
 
 def _event_of(line: bytes) -> Event:
-    """The event of a line. A machine that lost power can leave anything there: that is an UnknownEvent."""
+    """The event of a line; an UnknownEvent if the line is no JSON object, as after a power cut."""
     try:
         data: object = json.loads(line)
     except ValueError:
@@ -219,12 +222,12 @@ def _event_of(line: bytes) -> Event:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Every complete event that is kept, oldest first; empty when there is none."""
+    """Every complete event in the kept files of a log, oldest first; empty if there is no file."""
     return EventTail(path).read()
 
 
 def count_refusals(events: Iterable[Event]) -> Counter[str]:
-    """Refused groups by reason, those of files that are gone included."""
+    """Number of refused groups by reason; an EarlierRefusals event supplies those of deleted files."""
     counts: Counter[str] = Counter()
     for event in events:
         match event:
@@ -238,7 +241,7 @@ def count_refusals(events: Iterable[Event]) -> Counter[str]:
 
 
 def old_file(path: Path, number: int) -> Path:
-    """Path of a file after `number` rotations; 0 is the one that grows."""
+    """Path of a log file after `number` rotations; 0 is the file that grows."""
     return path.with_name(f"{path.name}.{number}") if number else path
 
 
@@ -247,7 +250,7 @@ def _open(path: Path) -> int:
 
 
 def _refusals_until(path: Path) -> Counter[str]:
-    """Refusals in a file and in those before it; only lines that hold refusals are parsed."""
+    """Number of refusals by reason in a log file and the files before it; only lines with refusals are parsed."""
     if not path.is_file():
         return Counter()
     with path.open("rb") as file:
@@ -260,7 +263,7 @@ def _refusals_until(path: Path) -> Counter[str]:
 
 
 def _drop_half_a_line(file: int) -> None:
-    """Truncates the file after its last whole line: a power cut or a full disk can leave the beginning of another."""
+    """Truncates a file after its last whole line; a power cut or a full disk can leave a partial line."""
     size = os.fstat(file).st_size
     end = size
     while end > 0:

@@ -1,6 +1,6 @@
 """Structured logs: a constant message plus fields, as JSON or as one readable line.
 
-Invariant: a record is one line, also where a field came from a peer; the node's name is on every one.
+Invariant: no field value, also of a peer, adds a line to a record; every record holds the node's name, if one is set.
 """
 
 import json
@@ -15,12 +15,12 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 def setup_logging(level: str = "INFO", format: str = "console", node: str = "") -> None:
-    """Sends all logs of this process to stderr, replacing what was configured before.
+    """Sends all logs of this process to stderr, in place of the handlers of the root logger.
 
     Args:
-        level: DEBUG, INFO, WARNING or ERROR, for our own packages; others log from WARNING on.
+        level: DEBUG, INFO, WARNING or ERROR, for our own packages; others log from WARNING (or `level`) on.
         format: `console` or `json` (one object per line).
-        node: put into every record when not empty.
+        node: name of the node for every record; "": none.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level)
@@ -34,14 +34,14 @@ def setup_logging(level: str = "INFO", format: str = "console", node: str = "") 
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record: at, level, logger, message, fields, and the traceback as `error`."""
+    """Formats a record as one JSON object: at, level, logger, message, its fields, and the traceback if it has one."""
 
     def __init__(self, node: str = "") -> None:
         super().__init__()
         self._node = node
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Returns the record as JSON on one line."""
         entry = {
             "at": _timestamp(record.created),
             "level": record.levelname,
@@ -55,14 +55,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class ConsoleFormatter(logging.Formatter):
-    """`12:00:01 INFO  swarm.loops: group refused reason=too_old node=ada`, tracebacks below."""
+    """Formats a record as `12:00:01 INFO    swarm.loops: group refused node=ada reason=too_old`, traceback below."""
 
     def __init__(self, node: str = "") -> None:
         super().__init__()
         self._node = node
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line, control characters of field values escaped."""
+        """Returns the record as one line, field values escaped, and below it the traceback if it has one."""
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = "".join(f" {key}={_plain(value)}" for key, value in fields_of(record, self._node).items())
         line = f"{at} {record.levelname:<7} {record.name}: {record.getMessage()}{fields}"
@@ -70,13 +70,13 @@ class ConsoleFormatter(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord, node: str = "") -> dict[str, Any]:
-    """Fields of a record beside its message, and the node's name where that is not empty."""
+    """Fields of a record besides its message (`extra`), and `node` if the name is not empty."""
     own = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
     return {"node": node, **own} if node else own
 
 
 def _plain(value: object) -> str:
-    """A value that cannot forge another line or steer a terminal: it may come from a peer."""
+    """Text of a field value, quoted and escaped if it holds a space or a non-printable character."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if text.isprintable() and " " not in text else repr(text)
 

@@ -1,6 +1,6 @@
 """Every metric of the project: name, kind, labels, unit, meaning and expected range.
 
-Invariant: a metric that is not in this list cannot be written. In logs and curves a name reads
+Invariant: `Telemetry` refuses a metric that is not in this list. In logs and curves a name reads
 `stage/thing_unit`; in Prometheus the same is `swarm_stage_thing_unit`. docs/metrics.md is generated from
 here (`make docs`).
 """
@@ -32,7 +32,7 @@ class Metric:
 
     @property
     def prometheus_name(self) -> str:
-        """The name that a scrape shows."""
+        """Name of the metric in Prometheus."""
         return "swarm_" + self.name.replace("/", "_")
 
 
@@ -210,7 +210,7 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _LIST}
 
 
 def markdown() -> str:
-    """The list as a page for docs/."""
+    """Renders the list of metrics as the Markdown page docs/metrics.md."""
     lines = [
         "# Metrics",
         "",

@@ -1,8 +1,8 @@
-"""Small HTTP server for pages that are only read: /healthz, /metrics, the coordinator's status page.
+"""Small HTTP server for read-only pages: /healthz, /metrics, the coordinator's status page.
 
-Invariant: every request is bounded in size and time, and the connections in number: a newcomer takes the place of the
-oldest connection of the subnet that holds most, so a client with few connections is answered. The server has a thread
-of its own: an event loop would accept hundreds before it reads from one.
+Invariant: requests are bounded in size and time, and connections in number: if all places are taken, a new connection
+takes the place of the oldest connection of the subnet that holds most, so a client with few connections is answered.
+The server runs in its own thread: an event loop would accept hundreds of connections before it reads from one.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """Answer for one path."""
+    """Response body of a path, with its content type, status and further headers."""
 
     body: bytes
     kind: str = "text/plain"
@@ -60,7 +60,7 @@ class _Client:
 
 
 class PageServer:
-    """Answers GET and HEAD, one request a connection.
+    """HTTP server for GET and HEAD, one request per connection.
 
     Example:
         server = PageServer(lambda path: Page(body=b"ok") if path == "/healthz" else None)
@@ -69,7 +69,7 @@ class PageServer:
     """
 
     def __init__(self, page_of: Callable[[str], Page | None]) -> None:
-        """`page_of`: the page of a path, without its query, called in the server's thread; None where there is none."""
+        """Stores `page_of`, which maps a path (without query) to its page or to None, in the server's thread."""
         self._page_of = page_of
         self._selector = selectors.DefaultSelector()
         self._made = BoundedTable[str, tuple[float, Page]](MAX_PAGES)  # path -> when it was made, and the page
@@ -80,11 +80,11 @@ class PageServer:
 
     @property
     def num_open(self) -> int:
-        """Connections that are open now."""
+        """Number of open connections."""
         return len(self._clients)
 
     def start(self, host: str, port: int) -> int:
-        """Listens; returns the port. Raises OSError, OverflowError."""
+        """Starts to serve at host and port (0: a free port); returns the port. Raises OSError, OverflowError."""
         host = host.strip("[]")
         family, _, _, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

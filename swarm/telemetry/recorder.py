@@ -1,7 +1,7 @@
-"""Telemetry recorder: events and statuses become metrics on /metrics, and curves by step for what draws them.
+"""Telemetry recorder: turns events and statuses into metrics on /metrics, and into curves by step for sinks.
 
-Invariant: a metric name that is not in `METRICS`, or wrong labels, is a bug and raises; a sink that
-fails is dropped with one error in the log.
+Invariant: a metric name that is not in `METRICS`, or wrong labels, is a bug and raises; a sink that fails is dropped,
+with one error in the log.
 """
 
 import logging
@@ -45,23 +45,23 @@ _PHASES_OF_OVERLAP = ("generate", "learn", "both")
 
 
 class Sink(Protocol):
-    """Something that draws curves by optimizer step."""
+    """A writer of curves by optimizer step. If a method raises, the sink is dropped without being closed."""
 
     def write(self, step: int, figures: dict[str, float]) -> None:
-        """Figures of one step, by metric name."""
+        """Adds the figures of one step, by metric name; called several times for a step, with NaN possible."""
         ...
 
     def close(self) -> None:
-        """Writes what is pending and closes."""
+        """Writes pending figures and closes the sink."""
         ...
 
 
 @runtime_checkable
 class AlertSink(Protocol):
-    """A sink that shows alerts beside its curves."""
+    """A sink that also shows alerts; a `Sink` with this method receives them."""
 
     def alert(self, title: str, text: str, *, is_grave: bool) -> None:
-        """Raises one at the newest step."""
+        """Shows an alert at the newest step."""
         ...
 
 
@@ -99,7 +99,7 @@ class Telemetry:
         self._child(name, "counter", labels).inc(amount)
 
     def total(self, name: str, value: float, **labels: str) -> None:
-        """Raises a counter to a total that is kept elsewhere; a lower value adds nothing. Raises as `gauge`."""
+        """Adds the growth of a total kept elsewhere to a counter; a lower total adds nothing. Raises as `gauge`."""
         key = (name, *sorted(labels.items()))
         grown = value - self._totals.get(key, 0.0)
         self._totals[key] = value
@@ -133,7 +133,7 @@ class Telemetry:
     # --- events and snapshots of a node ------------------------------------------------------------
 
     def record(self, event: Event) -> None:
-        """Takes an event as the event log gets it, and updates every metric that follows from it."""
+        """Updates every metric, and the curves, that follow from an event."""
         match event:
             case GroupAdmitted():
                 self.count("exchange/admitted_total")
@@ -175,7 +175,7 @@ class Telemetry:
                 pass  # no metric follows from it
 
     def snapshot(self, status: JsonDict) -> None:
-        """Takes a node's status (see `Daemon.status`): levels and totals that no event holds."""
+        """Updates the metrics that no event holds from a node's status (see `Daemon.status`)."""
         self.total("exchange/received_bytes_total", status["bytes_received"])
         self.total("exchange/sent_bytes_total", status["bytes_sent"])
         self.gauge("exchange/peers", len(status["peers"]))
@@ -200,7 +200,7 @@ class Telemetry:
         self._rate(status["tokens_generated"], status["at_s"])
 
     def _weights(self, status: JsonDict) -> None:
-        """Figures of published, served and followed weights, where there are some."""
+        """Updates the metrics of published, served and followed weights, if the node has any."""
         self.total("weights/sent_bytes_total", status.get("weights_sent_bytes", 0))
         if status.get("published_step") is not None:
             self.gauge("weights/published_step", status["published_step"])
@@ -215,7 +215,7 @@ class Telemetry:
             self.gauge("weights/behind_steps", max(0, following["head_step"] - following["served_step"]))
 
     def _rate(self, tokens: float, at_s: float) -> None:
-        """Exponential mean of the generation rate with a time constant of 30 s."""
+        """Updates the generation rate, an exponential mean with a time constant of 30 s."""
         before = self._generated
         self._generated = (tokens, at_s)
         if before is None or at_s <= before[1]:
@@ -269,7 +269,7 @@ class Telemetry:
         return {f"{name}/{source}": value for name, value in figures.items()}
 
     def _record_ages(self, diagnostics: Mapping[str, float]) -> dict[str, float]:
-        """Figures of the step's age ranges: `ess_share_age_4` is that of ages 4 to 7."""
+        """Sets the gauges by age range (`ess_share_age_4` covers ages 4 to 7), and returns them as curves."""
         curves: dict[str, float] = {}
         for figure, name in _BY_AGE.items():
             for key, value in diagnostics.items():
@@ -282,10 +282,10 @@ class Telemetry:
     # --- where it is read -----------------------------------------------------------------------------
 
     def serve(self, listen: str) -> Callable[[], None]:
-        """Answers /metrics and /healthz in a thread of its own. Returns what stops it.
+        """Serves /metrics and /healthz at `listen`, in a separate thread; returns a function that stops the server.
 
         Raises:
-            ConfigError: `listen` is not host:port, or the port is taken.
+            ConfigError: `listen` is not host:port, or this process cannot listen there.
         """
         host, _, port = listen.rpartition(":")
         if not host or not port.isdigit():
@@ -307,11 +307,11 @@ class Telemetry:
 
     @property
     def takes_alerts(self) -> bool:
-        """True where a sink shows alerts."""
+        """True if a sink shows alerts."""
         return any(isinstance(sink, AlertSink) for sink in self._sinks)
 
     def alert(self, title: str, text: str, *, is_grave: bool) -> None:
-        """Raises an alert where a sink shows them."""
+        """Sends an alert to each sink that shows alerts."""
         self._deliver(lambda sink: sink.alert(title, text, is_grave=is_grave) if isinstance(sink, AlertSink) else None)
 
     def close(self) -> None:
@@ -332,7 +332,7 @@ class Telemetry:
 
 
 def overlap_share(seconds: dict[str, float]) -> float | None:
-    """Seconds in generation and learning at once, over those of the shorter of the two; None when unknown."""
+    """Share of the shorter of generation and learning that passed in both; None if `seconds` lacks a phase."""
     if any(phase not in seconds for phase in _PHASES_OF_OVERLAP):
         return None
     shorter = min(seconds["generate"], seconds["learn"])
@@ -342,13 +342,16 @@ def overlap_share(seconds: dict[str, float]) -> float | None:
 def make_sinks(
     config: TelemetryConfig, directory: Path, node: str, settings: JsonDict | None = None
 ) -> tuple[Sink, ...]:
-    """The curve writers that the configuration enables.
+    """Creates the sinks that the configuration enables.
 
     Args:
+        config: section of the node's configuration.
+        directory: the node's directory, for files of the sinks.
+        node: name of the node, for its run.
         settings: the whole configuration, shown beside the curves.
 
     Raises:
-        ConfigError: names a package that is missing.
+        ConfigError: the package of a sink is not installed.
     """
     from swarm.telemetry.sinks import TensorBoardSink, TrackioSink, WandbSink
 

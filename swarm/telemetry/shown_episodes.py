@@ -20,7 +20,7 @@ _FOLDER, _FIRST, _NEWEST = "episodes", "first.json", "newest.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownEpisode:
-    """The first try at a held-out problem, and how many of all tries succeeded."""
+    """The first try at a held-out problem, and the number of successful tries among all."""
 
     step: int  # of the version that played it
     env: str
@@ -34,9 +34,9 @@ class ShownEpisode:
 
 
 def write_episodes(directory: Path, episodes: Sequence[ShownEpisode]) -> None:
-    """Keeps the episodes of an evaluation as the newest ones, and as the first ones where none were kept before.
+    """Stores the episodes of an evaluation as the newest, and if there were none before, also as the first.
 
-    A disk that refuses them is only logged: nothing depends on them.
+    An OSError is only logged: nothing depends on the files.
     """
     if not episodes:
         return
@@ -52,7 +52,7 @@ def write_episodes(directory: Path, episodes: Sequence[ShownEpisode]) -> None:
 
 
 def episodes_mark(directory: Path) -> object:
-    """Mark that differs after each evaluation whose episodes were kept; cheaper than reading them."""
+    """Mark that changes with each stored evaluation, cheaper than reading it; None if none is stored."""
     try:
         found = (directory / _FOLDER / _NEWEST).stat()
     except OSError:
@@ -61,7 +61,7 @@ def episodes_mark(directory: Path) -> object:
 
 
 def read_episodes(directory: Path) -> tuple[ShownEpisode, ...]:
-    """Episodes of the first and of the newest evaluation of a node; unreadable files are left out."""
+    """Stored episodes of a node's first and newest evaluation, each once; unreadable files are skipped."""
     found: dict[tuple[int, str, int], ShownEpisode] = {}
     for name in (_FIRST, _NEWEST):
         try:

@@ -1,4 +1,4 @@
-"""Effect of optimizer steps on single tokens, for people to read: some rollouts of the newest steps, on the disk.
+"""Effect of optimizer steps on single tokens, for people to read: some rollouts of recent steps, on the disk.
 
 Invariant: figures are those of the step itself, and a step shows the groups that weighed most in it; at most
 `MAX_TOKENS` tokens of a step, one step in `EVERY_S`, the newest `MAX_KEPT` steps.
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
-SAID, LEFT_OUT, TRAINED = 0, 1, 2  # by the environment; chosen by a model, and not learned from here; learned from
+SAID, LEFT_OUT, TRAINED = 0, 1, 2  # by the environment; by a model, and not trained on; by a model, and trained on
 MAX_TOKENS: Final = 2048
 MAX_KEPT: Final = 64
 EVERY_S: Final = 10.0
@@ -24,7 +24,7 @@ _NAME = re.compile(r"\d{1,12}\.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownRollout:
-    """One rollout as a step saw it; one entry for each of its tokens, observations included."""
+    """One rollout in a step; the sequences have one entry for each token, observations included."""
 
     digest: str  # of its group, hexadecimal
     place: int  # in the group
@@ -32,7 +32,7 @@ class ShownRollout:
     age_steps: int
     token_ids: Sequence[int]
     kinds: Sequence[int]  # `SAID`, `LEFT_OUT` or `TRAINED`
-    generator: Sequence[float | None]  # log-prob when it was chosen, nats; None: not known, or nobody chose it
+    generator: Sequence[float | None]  # log-prob when the token was sampled, nats; None: not known, or not sampled
     learner: Sequence[float]  # log-prob under the policy at its update, nats
     advantages: Sequence[float]
     weights: Sequence[float]  # -c_t: how hard the step pushed log pi_t up, in units of the loss
@@ -41,7 +41,7 @@ class ShownRollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownUpdate:
-    """Some rollouts of one step."""
+    """Some rollouts of one optimizer step, with its recipe."""
 
     step: int  # of the version that it made
     recipe: str
@@ -49,7 +49,7 @@ class ShownUpdate:
 
 
 def write_update(directory: Path, update: ShownUpdate) -> None:
-    """Keeps it, and deletes the oldest beyond `MAX_KEPT`. A disk that refuses is only logged: nothing depends on it."""
+    """Stores an update and deletes those of the lowest steps beyond `MAX_KEPT`; an OSError is only logged."""
     folder = directory / _FOLDER
     try:
         folder.mkdir(exist_ok=True)
@@ -65,7 +65,7 @@ def write_update(directory: Path, update: ShownUpdate) -> None:
 
 
 def kept_updates(directory: Path) -> list[int]:
-    """Steps that are kept, the newest first."""
+    """Steps with a stored update, the newest first."""
     try:
         names = [path.name for path in (directory / _FOLDER).iterdir() if _NAME.fullmatch(path.name)]
     except OSError:
@@ -74,7 +74,7 @@ def kept_updates(directory: Path) -> list[int]:
 
 
 def read_update(directory: Path, step: int) -> ShownUpdate | None:
-    """The kept rollouts of a step; None where there are none, or they cannot be read."""
+    """The stored update of a step; None if there is none or it cannot be read."""
     try:
         data = json.loads((directory / _FOLDER / f"{step}.json").read_text("utf-8"))
         rollouts = tuple(ShownRollout(**each) for each in data["rollouts"])
@@ -90,7 +90,7 @@ def _is_even(shown: ShownRollout) -> bool:
 
 
 def _rounded(value: Any) -> Any:
-    """Four digits that matter, which is more than anybody reads."""
+    """A copy of a JSON value with each float rounded to four significant digits; tuples become lists."""
     match value:
         case float():
             return float(f"{value:.4g}")

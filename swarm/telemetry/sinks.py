@@ -33,7 +33,7 @@ class TensorBoardSink:
         self._writer: Any = EventFileWriter(str(directory))
 
     def write(self, step: int, figures: dict[str, float]) -> None:
-        """Adds one point to each curve; what is not finite is left out."""
+        """Adds one point to each curve, except for figures that are not finite."""
         values = [
             self._summary.Value(tag=name, simple_value=value) for name, value in figures.items() if math.isfinite(value)
         ]
@@ -41,12 +41,12 @@ class TensorBoardSink:
         self._writer.flush()
 
     def close(self) -> None:
-        """Flushes and closes the file."""
+        """Flushes and closes the event file."""
         self._writer.close()
 
 
 class WandbSink:
-    """Logs to a Weights & Biases project, one run per node.
+    """Logs to a Weights & Biases project, one run for each start of a node.
 
     Raises:
         ConfigError: wandb is not installed.
@@ -71,9 +71,9 @@ class WandbSink:
 
 
 class TrackioSink:
-    """Logs to a Trackio project on this machine (`trackio show`), one run per node, which a restart goes on with.
+    """Logs to a Trackio project on this machine (`trackio show`), one run per node, which a restart continues.
 
-    Episodes of each evaluation, as `swarm report` shows them, become traces.
+    The stored episodes of each evaluation, as in `swarm report`, become traces.
 
     Raises:
         ConfigError: trackio is not installed.
@@ -99,18 +99,18 @@ class TrackioSink:
         )
 
     def write(self, step: int, figures: dict[str, float]) -> None:
-        """Logs the finite figures of one step, and the episodes of an evaluation since the last call."""
+        """Logs the finite figures of one step, and the episodes of evaluations since the last call."""
         finite: dict[str, Any] = {name: value for name, value in figures.items() if math.isfinite(value)}
         self._run.log(finite, step=step)
         self._write_traces()
 
     def alert(self, title: str, text: str, *, is_grave: bool) -> None:
-        """Raises an alert at the newest step."""
+        """Shows an alert at the newest step."""
         level = self._trackio.AlertLevel
         self._run.alert(title=title, text=text, level=level.ERROR if is_grave else level.WARN)
 
     def close(self) -> None:
-        """Writes the rest."""
+        """Writes remaining traces and ends the run."""
         self._write_traces()
         self._run.finish()
 

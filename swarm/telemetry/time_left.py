@@ -1,6 +1,6 @@
-"""Time that a node's run will still take, from what its own steps and evaluations took.
+"""Estimate of the time that a node's run will still take, from the durations of its own steps and evaluations.
 
-Invariant: there is no estimate before an evaluation or a step was measured here, and the newest ones count, since the
+Invariant: there is no estimate before a step or an evaluation was measured, and only the newest ones count, since the
 load of a machine changes.
 """
 
@@ -15,13 +15,19 @@ from swarm.types import SPLITS
 
 RECENT: Final = 8  # steps whose pace counts: one alone varies by a factor of 2
 LONG_S: Final = 600.0  # a longer run gets advice on making it shorter
-PARTS_S: Final = 2.0  # the events of an evaluation come together; one that no answer could be scored in never
+PARTS_S: Final = 2.0  # within which the events of an evaluation come; one without a scored answer never comes
 LEARNED_ROW: Final = 1.1  # time of a response in a step by that of one in an evaluation: 1.0 SmolLM2, 1.3 tiny (AVX2)
 
 
 @dataclass(kw_only=True)
 class TimeLeft:
-    """Feed it with the node's events. Example: `left.see(event)`, then `left.seconds(time.time())`."""
+    """Estimator of the time left, updated with the node's events in order.
+
+    Example:
+        left = TimeLeft(config=config)
+        left.see(event)
+        left.seconds(time.time())
+    """
 
     config: NodeConfig
     step: int = 0
@@ -34,7 +40,7 @@ class TimeLeft:
     _steps_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=RECENT))
 
     def see(self, event: Event) -> None:
-        """Takes one event of the node."""
+        """Updates the estimate with one event of the node."""
         match event:
             case VersionPublished() if self._mark_s is None:  # the learner begins here, or goes on
                 self.step, self._mark_s = event.step, event.at_s
@@ -57,7 +63,7 @@ class TimeLeft:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step without its evaluation: mean of the newest; before any, by the first evaluation."""
+        """Mean seconds of the newest steps without evaluations; before any, estimated from an evaluation; else None."""
         if self._steps_s:
             return fmean(self._steps_s)
         if not self._num_answers:
@@ -67,10 +73,10 @@ class TimeLeft:
         return LEARNED_ROW * num_responses * self._evaluation_s / self._num_answers
 
     def seconds(self, now_s: float) -> float | None:
-        """Until the last evaluation; None where nothing is measured yet, or the run has no end.
+        """Seconds until the last evaluation ends; None if too little is measured yet, or the run has no end.
 
         Args:
-            now_s: wall clock.
+            now_s: wall clock, seconds since 1970.
         """
         num_steps, step_s = self.config.learner.num_steps, self.step_s
         if not num_steps or step_s is None or self._mark_s is None:
@@ -91,7 +97,7 @@ class TimeLeft:
 
 
 def duration_words(seconds: float) -> str:
-    """About how long. Example: `4 min`, `2 h 10 min`."""
+    """A rounded duration as text for people, such as `4 min` or `2 h 10 min`."""
     if seconds < 90:
         return f"{max(10, round(seconds / 10) * 10)} s"
     if seconds > 7 * 86_400:

@@ -1,7 +1,7 @@
-"""Warnings and errors of a node's log, kept in its directory for `swarm why` where its terminal is long gone.
+"""Warnings and errors of a node's log, kept in its directory for `swarm why`.
 
-Invariant: a message is written the first FIRST times and then each time that it has come twice as often, so that what
-repeats for days takes a few lines; no record stops the node.
+Invariant: a message is written the first FIRST times, and then each time that its count is a power of two, so that a
+message that repeats for days takes a few lines; no record stops the node.
 """
 
 import json
@@ -36,23 +36,23 @@ _DIRECTORY: Final[ContextVar[Path | None]] = ContextVar("directory", default=Non
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedWarning:
-    """A record of WARNING or above."""
+    """A log record of level WARNING or above."""
 
     at_s: float  # wall clock
     level: str  # WARNING or ERROR
     message: str  # constant, in the code
     fields: str = ""  # `name=value`, and the error where it had one
     logger: str = ""  # the module that logged it
-    count: int = 1  # how often its process had logged the message by then
+    count: int = 1  # times that its process had logged the message by then
 
     @property
     def is_error(self) -> bool:
-        """True where it is more than a warning."""
+        """True if the level is above WARNING."""
         return self.level != "WARNING"
 
 
 class WarningLog(logging.Handler):
-    """Appends warnings of this node to a file in its directory, until closed (blocking).
+    """Log handler that appends the warnings of one node to a file in its directory, until closed (blocking).
 
     Example:
         warnings = WarningLog(directory)
@@ -72,7 +72,7 @@ class WarningLog(logging.Handler):
             logging.getLogger(package).addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes the record, if it is of this node and not one of very many."""
+        """Writes a record of this node, unless its message has become too frequent; never raises."""
         try:
             self._keep(record)
         except Exception:  # such as a value that has no text
@@ -101,7 +101,7 @@ class WarningLog(logging.Handler):
             os.write(self._file, json.dumps(entry).encode() + b"\n")
 
     def close(self) -> None:
-        """Ends it; later records are not kept."""
+        """Removes the handler and closes the file; later records are not kept."""
         for package in PACKAGES:
             logging.getLogger(package).removeHandler(self)
         if self._file >= 0:
@@ -111,19 +111,19 @@ class WarningLog(logging.Handler):
 
 
 def log_as(directory: Path) -> None:
-    """Marks what this task, and what it starts, logs from here on as of the node in `directory`."""
+    """Assigns later log records of this task, and of tasks that it starts, to the node in `directory`."""
     _DIRECTORY.set(directory)
 
 
 def note_warning(directory: Path, message: str, fields: str) -> None:
-    """Keeps a warning about a node that does not run yet (blocking); a disk that takes none keeps none."""
+    """Stores a warning about a node that does not run yet (blocking); an OSError is ignored."""
     entry = {"at_s": time.time(), "level": "WARNING", "message": message, "fields": fields[:MAX_CHARS]}
     with suppress(OSError), (directory / WARNINGS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
 
 
 def read_warnings(directory: Path) -> list[LoggedWarning]:
-    """The newest that are kept, oldest first (blocking); what cannot be read is left out."""
+    """Stored warnings of the last MAX_READ_BYTES of a node's file, oldest first (blocking); bad lines are skipped."""
     found: list[LoggedWarning] = []
     for line in _end_of(directory / WARNINGS, MAX_READ_BYTES).splitlines():
         try:
@@ -136,7 +136,7 @@ def read_warnings(directory: Path) -> list[LoggedWarning]:
 
 
 def drop_old_warnings(directory: Path) -> None:
-    """Drops the older half of a file that has become large; before any process of the node writes it (blocking)."""
+    """Drops the older part of a file beyond MAX_FILE_BYTES, before any process of the node writes it (blocking)."""
     path = directory / WARNINGS
     with suppress(OSError):
         if path.stat().st_size > MAX_FILE_BYTES:
