@@ -242,7 +242,8 @@ async def test_a_node_killed_between_two_turns_of_its_episodes_loses_and_doubles
         run_parked(forks, tmp_path / "killed", identity, kills=True),
     )
     assert sorted((tmp_path / "killed" / "marks.txt").read_text().split()) == sorted(MOMENTS)
-    assert len(events_of(NodeStarted, killed)) == 1 + len(MOMENTS) and len(events_of(NodeStarted, whole)) == 1
+    # What a process wrote in its last moment before SIGKILL may be lost, also that it started.
+    assert 1 <= len(events_of(NodeStarted, killed)) <= 1 + len(MOMENTS) and len(events_of(NodeStarted, whole)) == 1
     assert [row[1] for row in steps(whole)] == list(range(1, NUM_SHORT_STEPS + 1))
     assert sorted(set(steps(killed))) == steps(whole)
     assert evaluations(killed) == evaluations(whole)
