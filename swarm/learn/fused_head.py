@@ -59,7 +59,7 @@ class Head:
         return torch.promote_types(self.weight.dtype, torch.float32)
 
     def rows(self, chunk_elements: int) -> int:
-        """Tokens of a chunk."""
+        """Most tokens of a chunk of `chunk_elements` logits, at least 1."""
         return max(1, chunk_elements // self.weight.shape[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Head:
 
 @dataclass(slots=True)
 class _Chunk:
-    """One chunk of the distribution. What `gradient` returns overwrites it."""
+    """Logits and probabilities of one chunk of tokens; `gradient` may overwrite them."""
 
     head: Head
     hidden: Tensor  # [c, H]
@@ -100,7 +100,7 @@ class _Chunk:
         return cls(head, hidden, targets, temperature, logits, probs, scores)
 
     def gradient(self, upstream: Upstream, weight_grad: Tensor | None, bias_grad: Tensor | None) -> Tensor:
-        """d(loss)/d(hidden) [c, H]; what belongs to weight and bias is added to their buffers."""
+        """d(loss)/d(hidden) [c, H]; adds the gradients of weight and bias to their buffers."""
         is_live = upstream[0] != 0 if upstream[1] is None else (upstream[0] != 0) | (upstream[1] != 0)
         live = is_live.nonzero().squeeze(1)  # tokens that were clipped or have no advantage cost nothing more
         hidden_grad = torch.zeros_like(self.hidden)
@@ -123,7 +123,7 @@ class _Chunk:
         return _Chunk(head=self.head, scores=scores, **{name: getattr(self, name)[live] for name in names})
 
     def _by_logits(self, by_logprob: Tensor, by_entropy: Tensor | None) -> Tensor:
-        """Gradient [c, V] of what the output layer gave, before scale, cap and temperature."""
+        """Gradient [c, V] with respect to the linear layer's output, before scale, cap and temperature."""
         factor = self.head.scale / self.temperature
         by_logprob = by_logprob * factor
         slope = (1 - (self.logits * (self.temperature[:, None] / self.head.cap)) ** 2) if self.head.cap else None
@@ -243,7 +243,7 @@ def _concatenate(parts: Sequence[Scores]) -> Scores:
 
 @cache
 def has_wide_product(device: torch.device, dtype: torch.dtype) -> bool:
-    """True where torch adds a half-precision product to a float32 matrix (from 2.8 on CUDA); tried out once."""
+    """True if torch adds a half-precision product to a float32 matrix (from 2.8 on CUDA); tested once."""
     ones, total = torch.ones((16, 16), dtype=dtype, device=device), torch.ones((16, 16), device=device)
     try:
         _add_wide_product(total, ones.T, ones)
