@@ -120,7 +120,7 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """Reads a segment and gives its changes back, piece by piece."""
+    """Reads a segment and applies the changes piece by piece."""
 
     def __init__(self, reader: StreamReader, classes: ExponentClasses, max_pieces: int) -> None:
         """Reads a whole segment. Raises MalformedPayload."""
@@ -151,7 +151,7 @@ class SegmentReader:
         return memoryview(reader.stream(0, int(num_changed / _BITMAP_FROM / 8) + num_bitmaps))
 
     def apply(self, piece: Bits) -> None:
-        """Turns the next piece of the base into the one of the target, in place. Raises MalformedPayload."""
+        """Changes the next piece, with the base's bits, to the target's in place. Raises MalformedPayload."""
         counts: list[int] = self._counts[self._next].tolist()
         encodings: list[int] = self._encodings[self._next].tolist()
         self._next += 1

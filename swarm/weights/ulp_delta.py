@@ -112,7 +112,7 @@ class UlpWriter:
                 start += count
 
     def to_bytes(self) -> bytes:
-        """The encoded numbers of each class that has some."""
+        """The encoded deltas of each class with deltas, concatenated in order of class."""
         return b"".join(pack_ulps(np.concatenate(mine)) for mine in self._numbers if mine)
 
 
