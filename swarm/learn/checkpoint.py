@@ -1,8 +1,8 @@
 """Checkpoints of a learner: complete or absent, never half written, and never loaded with a changed byte.
 
 Invariant: a directory `checkpoint-NNNNNNNN` exists only after everything in it reached the disk, and until it is no
-longer needed; before and after that it has the name of a draft. What is read hashes to what was written: each tensor
-has its digest in the state, and the state its own.
+longer needed; before and after that it has the name of a draft. What is read hashes to what was written: the state
+holds a digest of each tensor, and a checksum of the state.
 """
 
 import errno
@@ -160,7 +160,7 @@ def _read_files(folder: Path) -> Checkpoint:
 
 
 def _first_not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """Name of the first tensor with NaN or infinity; empty where there is none."""
+    """Name of the first tensor with NaN or infinity; "" if there is none."""
     return next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), "")
 
 

@@ -34,7 +34,7 @@ def newest_compute_dtype(root: Path, published: str) -> str:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint, without its checksum. Raises OSError, or ValueError if it is damaged."""
+    """The state of a checkpoint, without the checksum. Raises OSError, or any error of `json` or of a wrong type."""
     state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="ascii"))
     checksum = state.pop(CHECKSUM, None)
     if (checksum or DIGESTS in state) and checksum != checksum_of(state):

@@ -14,7 +14,7 @@ def closer_look(step: int, recipe: str, draw: Draw, drawn: Batch, learned: Batch
     """Rollouts of the groups with most weight in a step, made here and elsewhere in turn, up to `MAX_TOKENS` tokens.
 
     Args:
-        step: of the version that was made.
+        step: step of the version that was made.
         recipe: name of the step's main recipe.
         draw: its groups are those of both batches.
         drawn: the batch as it was drawn.

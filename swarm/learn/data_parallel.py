@@ -49,7 +49,7 @@ class ShardedRanks:
 
     @classmethod
     def start(cls, store: str | None = None) -> "ShardedRanks":
-        """Joins the other ranks: one GPU each where there are GPUs, else on the CPU.
+        """Joins the other ranks: each takes one GPU if torch can use GPUs, else the CPU.
 
         Args:
             store: a file through which ranks of one machine meet; None: over TCP, at the address in the environment.
@@ -81,7 +81,7 @@ class ShardedRanks:
         return cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
 
     def stop(self) -> None:
-        """Leaves the process group, unless the ranks are out of step: that could wait for the others for ever."""
+        """Leaves the process group, unless the ranks are out of step: then leaving could block for ever."""
         if not self._is_out_of_step:
             dist.destroy_process_group()
 
@@ -153,7 +153,7 @@ class ShardedRanks:
     # --- work ----------------------------------------------------------------------------------------
 
     def assign(self, num_parts: int) -> Sequence[tuple[int, bool]]:
-        """Micro-batch p goes to rank p mod count; a rank without one in the last round repeats the last one."""
+        """Micro-batch p goes to rank p mod count; a rank left without one repeats the last without effect."""
         mine = range(self.index, num_parts + self.index, self.count)
         return [(index, True) if index < num_parts else (num_parts - 1, False) for index in mine]
 

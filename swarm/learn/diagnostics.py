@@ -269,7 +269,7 @@ class Update:
 def step_report(
     version: PolicyVersion, draw: Draw, batch: Batch, measured: Measured, updates: Sequence[Update]
 ) -> StepReport:
-    """The report of a step; loss and norm are means over the updates that were made, or over all where none was.
+    """The report of a step; loss and norm are means over the updates that were made, or over all if none was.
 
     Args:
         version: the newest one, after the step.

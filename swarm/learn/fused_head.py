@@ -34,7 +34,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """The output layer of a network, with what its family does to logits."""
+    """The output layer of a network, with the scale and cap that its model family applies to logits."""
 
     weight: Tensor  # [V, H]
     bias: Tensor | None = None  # [V]
@@ -43,7 +43,7 @@ class Head:
 
     @classmethod
     def of(cls, network: nn.Module) -> "Head":
-        """The head of a Hugging Face causal language model. Raises ConfigError where its output layer is not linear."""
+        """The head of a Hugging Face causal language model. Raises ConfigError if the output layer is not linear."""
         layer, config = cast(Any, network).get_output_embeddings(), cast(Any, network).config
         if not isinstance(layer, nn.Linear):
             raise ConfigError(f"model: its output layer is a {type(layer).__name__}; only linear ones can be trained")
@@ -153,7 +153,7 @@ def score_hidden(
     """Scores of n tokens without gradient.
 
     Args:
-        head: of the network.
+        head: output layer of the network.
         hidden: [n, H], last hidden states that predict the tokens.
         targets: int64 [n], the tokens.
         temperature: [n], > 0.
@@ -182,18 +182,18 @@ def fused_backward(
 ) -> Tensor:
     """Forward and backward through the output layer, chunk by chunk: each chunk of logits is computed once.
 
-    The loss's gradient by a token's log-prob is known only after the token is scored, so this function calls back: it
-    scores a run of tokens, `rule` turns their scores into upstream gradients, and the backward pass of the run follows
-    while its logits are still in memory.
+    The loss's gradient with respect to a log-prob is known only after the token is scored. So this function scores a
+    run of tokens, `rule` turns their scores into upstream gradients, and the backward pass of the run follows while
+    the run's logits are still in memory.
 
     Args:
-        head: of the network.
+        head: output layer of the network.
         hidden: [n, H], detached.
         targets: int64 [n].
         temperature: [n], > 0.
         segments: ends of the runs of tokens that the rule must see together, ascending, the last n.
-        rule: from the scores of a slice of tokens to their upstream gradients.
-        weight_grad: [V, H], the weight's gradient is added to it; None where it is not trained.
+        rule: takes a slice of tokens and their scores, returns their upstream gradients.
+        weight_grad: [V, H] float buffer to which the weight's gradient is added; None if the weight is not trained.
         bias_grad: [V], likewise.
         probes: further values of each token for the rule.
         chunk_elements: most logits of one chunk. A run that exceeds it is computed twice, to score and for backward.

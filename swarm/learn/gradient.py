@@ -309,10 +309,10 @@ class PerMicroBatch(CoefficientSource):
 
 
 def parts_of(batch: Batch, plan: Sequence[PackedRows], scope: Scope) -> list[tuple[int, ...]] | None:
-    """Rollouts of each micro-batch whose coefficients can be computed from it alone.
+    """Rollouts of each micro-batch, if all coefficients can be computed from one micro-batch each.
 
     Returns:
-        One entry per micro-batch; None where coefficients reach beyond one, so that the batch must be scored first.
+        One entry per micro-batch; None if coefficients reach beyond one, so that the batch must be scored first.
     """
     if len(plan) == 1:
         return [tuple(range(batch.num_rollouts))]

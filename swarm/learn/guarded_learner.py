@@ -1,6 +1,6 @@
 """Learner under the off-policy guard, which chooses the recipe and the groups of each step.
 
-Invariant: what the guard decided is in the same checkpoint as the weights, so that a restart goes on with both.
+Invariant: the guard's state is in the same checkpoint as the weights, so that a restart goes on with both.
 """
 
 import logging

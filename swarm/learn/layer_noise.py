@@ -1,6 +1,6 @@
 """Learnable Gaussian noise at the input of every layer, for methods with a perturbed policy in the ratio's numerator.
 
-Invariant: noise follows from (update, micro-batch, layer) alone, so a batch that is scored twice is scored by the
+Invariant: the noise is a function of (update, micro-batch, layer), so a batch that is scored twice is scored by the
 same policy, and checkpoint and draws still reproduce the learner. Outside `perturb` the network is as it was.
 """
 

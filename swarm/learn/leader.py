@@ -94,7 +94,7 @@ class LeadingLearner(PolicyLearner):
     def stop(self) -> None:
         """Ends `obey_leader` on the other ranks, after a step in progress (blocking).
 
-        Does nothing where a step or save failed here: the others wait in the middle of it, and end with this process.
+        Does nothing if a step or save failed here: the other ranks wait in the middle of it, and end with this process.
         """
         with self._sharded.in_step() as is_in_step:
             if is_in_step:

@@ -42,10 +42,10 @@ def score_tokens(
 
 
 def check_head(network: nn.Module) -> None:
-    """Refuses a network that changes its logits in ways unknown here: its log-probs would be wrong.
+    """Checks that `Head` reproduces the network's logits: the log-probs of another network would be wrong.
 
     Raises:
-        ConfigError: its own logits of a few tokens differ from those that are trained.
+        ConfigError: the network's logits of a few tokens differ from those of `Head`.
     """
     model = cast(Any, network)
     head = Head.of(network)

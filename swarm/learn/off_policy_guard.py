@@ -308,7 +308,7 @@ def _patience(state: GuardState, is_tighter: bool, changed: bool, is_calm: bool,
 
 
 def _trouble(stats: OffPolicyStats, limits: GuardLimits) -> str:
-    """The first figure beyond its tight threshold, with both numbers; "" where none is."""
+    """The first figure beyond the tight threshold, with both numbers; "" if none is."""
     return _first_of(
         _below("ess_share", stats.ess_share, limits.tight_ess),
         _above("mismatch_kl", stats.mismatch_kl, limits.tight_kl),

@@ -74,7 +74,7 @@ class MasterAdamW:
         """Clips by global norm, updates masters and network; returns the norm before clipping.
 
         Args:
-            learning_rate: of this step.
+            learning_rate: the rate of this step.
             max_grad_norm: largest global norm; infinite: nothing is clipped.
 
         Raises:

@@ -134,8 +134,8 @@ def pack(
         batch: the whole step; rollouts without a trained token are left out.
         token_budget: tokens of one micro-batch, padding included.
         break_even: context in tokens at which attention costs a token as much as its linear layers. A response joins
-            a row only where the copy of the prompt that this saves costs more than masked attention to the others:
-            -inf gives one row per rollout.
+            a row only if a second copy of the prompt would cost more than masked attention to the other responses:
+            -inf gives one row per response.
         num_ranks: processes that share the work: no micro-batch has more rows than one rank's share.
         most_alike: most tokens of a row that joins prompts that begin alike; 0, or several ranks: none are joined.
     """

@@ -155,7 +155,7 @@ def answer_probs(
 
     Args:
         batch: the whole step.
-        tokenizer: of the policy; the end token is no part of an answer.
+        tokenizer: the policy's; an answer is encoded without the end token.
         answers: right answer of each group, written as an action.
         score: the policy's log-probs [rows, L] of the trained tokens of a batch.
     """
@@ -179,7 +179,7 @@ def _begins(turn_ids: Sequence[int], num_turns: int) -> list[int]:
 
     Args:
         turn_ids: [L] of a row, in order; 0 behind its end.
-        num_turns: of the episode.
+        num_turns: K, turns of the episode.
     """
     starts = [0]
     for turn in range(1, num_turns):

@@ -30,7 +30,7 @@ def split_step(batch: Batch, slices: Sequence[RecipeSlice], recipes: RecipeSet, 
 
     Args:
         batch: the whole draw.
-        slices: of the whole draw, by recipe.
+        slices: the whole draw's slices, by recipe.
         recipes: the main one decides if turns have their own updates.
         updates_per_step: most parts that the groups are split into.
 

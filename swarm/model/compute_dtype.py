@@ -244,7 +244,7 @@ def _processor() -> str:
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
-    """Remembered speeds; none where the file is missing or not as it was written."""
+    """Remembered speeds by key; empty if the file is missing or damaged, without entries out of bounds."""
     try:
         known: Any = read_json(path, _MOST_BYTES) if path.is_file() else {}  # no pipe, which would be waited for
         found = {str(key): {dtype: float(speeds[dtype]) for dtype in _DTYPES} for key, speeds in known.items()}

@@ -60,7 +60,7 @@ def add_adapters(
         rank: > 0.
         scale: factor of the adapters' output.
         targets: last names of the layers; empty: all; the output head never gets an adapter.
-        seed: of the random factors `lora_a`; equal seeds give equal adapters on every node.
+        seed: random seed of the factors `lora_a`; equal seeds give equal adapters on every node.
 
     Raises:
         ConfigError: the network has no linear layer to adapt, or none with a name in `targets`.

@@ -102,7 +102,7 @@ def with_byte_lengths(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
 
 
 def cut_to_limit(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
-    """The rollout with each turn that exceeds `max_new_tokens` in our tokens cut off there.
+    """The rollout, in which each turn that exceeds `max_new_tokens` in our tokens is cut off.
 
     The same object if all turns fit. A turn that is cut is a beginning of its text, to which the sender's log-probs do
     not apply: they are removed, and the rollout is scored and learned like one of our own that was cut off.

@@ -1,6 +1,6 @@
-"""Turn markers: what a chat template writes between two turns of the model, found by rendering probes.
+"""Turn markers: the text that a chat template writes between two turns of the model, found by rendering probes.
 
-Invariant: what an observation adds to a conversation is a function of the observation alone, never of the history.
+Invariant: the text that an observation adds to a conversation depends on the observation alone, never on the history.
 Rendering a conversation anew does not have this property (old thinking is dropped, roles are merged, tools move), so
 that its tokens would drift from those that were drawn; a template whose additions depend on the history is refused.
 
@@ -211,7 +211,7 @@ def _histories(tool: str | None, is_paired: bool) -> list[tuple[str, Sequence[Me
 
 
 def _can_render(probe: _Probe, role: str, rendered_as: Mapping[str, str]) -> bool:
-    """True if the template renders messages of the role, alone and next to those of the roles so far."""
+    """True if the template renders messages of the role, alone and next to messages of the roles so far."""
     try:
         probe.measure((role,))
         for other in {*rendered_as.values()} - {role}:
@@ -286,7 +286,7 @@ def _added_where_possible(probe: _Probe, history: Sequence[Message], messages: S
 
 
 def _without_end(first: Mapping[str, str], ends: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The end token behind a turn, and what follows it by role; spaces that a template puts before it are left out."""
+    """(end token behind a turn, text after it by role); raises ConfigError if the end token depends on the role."""
     found = {role: _split_end(text, ends) for role, text in first.items()}
     if len({end for end, _ in found.values()}) > 1:
         raise _dependent("the role of the message that follows, in the end of the model's turn", [*first])

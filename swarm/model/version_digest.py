@@ -1,4 +1,4 @@
-"""Digest of a policy version, over its published tensors: those that a version consists of and engines load.
+"""Digest of a policy version, over its published tensors: the tensors that engines load.
 
 Invariant: published tensors have checkpoint names in sorted order, tied weights once; with adapters, they are the
 adapters alone. Dtype and values are those that the run publishes, whatever dtype the network computes in.
@@ -19,7 +19,7 @@ PublishedTensors = dict[str, torch.Tensor]
 
 
 def live_state(network: torch.nn.Module) -> PublishedTensors:
-    """The network's own tensors under their published names, sorted, in the dtype that it computes in."""
+    """The network's own tensors under their published names, sorted, in the network's compute dtype."""
     named = network.state_dict(keep_vars=True)
     adapters = {name: tensor for name, tensor in named.items() if is_adapter_name(name)}
     first_names: dict[int, str] = {}

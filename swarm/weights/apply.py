@@ -27,7 +27,7 @@ Chunk = Callable[[Digest], bytes | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedVersion:
-    """A version with verified weights, which must not change while it is held."""
+    """A version with verified weights, which must never change afterwards."""
 
     version: PolicyVersion  # with digest
     weights: Weights
@@ -171,7 +171,7 @@ class Applier:
         return self.version if isinstance(manifest, Unusable) else manifest.version
 
     def apply(self, chain: PatchChain) -> ApplyReport:
-        """Verifies the last version of a chain and loads it into the engine (blocking).
+        """Verifies the patches of a chain and loads the last version into the engine (blocking).
 
         Args:
             chain: from `LocalExchange.next_update`; starts at the current version, or at nothing.

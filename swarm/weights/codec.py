@@ -52,7 +52,7 @@ def decode(
     """Yields the tensors of a payload, in new memory. Raises MalformedPayload if the payload does not fit.
 
     Args:
-        specs: of the target, in order of name; unused with a base, which has the same specs.
+        specs: the target's, in order of name; unused with a base, which has the same specs.
         base: start of the patch; None if the payload is a safetensors file.
     """
     if base is None:

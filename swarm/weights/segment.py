@@ -223,7 +223,7 @@ class GapWriter:
         self._high.append(gaps)
 
     def to_bytes(self) -> bytes:
-        """Three streams: high bits of the gaps, those that take more than a byte, and low bits in order of width."""
+        """Three streams: high bits as bytes, high bits too large for a byte, and low bits in order of width."""
         lows = b"".join(pack_bits(np.concatenate(self._lows[bits]), bits) for bits in sorted(self._lows))
         high = np.concatenate([*self._high, _NO_NUMBERS])
         narrow, wide = np.minimum(high, np.uint32(_ESCAPE)).astype(np.uint8), high[high >= _ESCAPE]

@@ -299,7 +299,7 @@ def _files(directory: Path, drafts: bool = False) -> Generator[tuple[str, int, f
 
 
 def _read_sealed(path: Path) -> SealedManifest | None:
-    """A manifest file; None where it is too short. Raises OSError."""
+    """The signed manifest in a file; None if the file is too short. Raises OSError."""
     data = path.read_bytes()
     key, signature = data[:_KEY_BYTES], data[_KEY_BYTES : _KEY_BYTES + _SIGNATURE_BYTES]
     if len(signature) < _SIGNATURE_BYTES:
