@@ -1,7 +1,7 @@
-"""The version with the best success on held-out problems so far, kept beside the checkpoints for taking it out.
+"""Best version: the version with the best success on held-out problems so far, kept beside the checkpoints for export.
 
-Invariant: it is chosen by the run's own evaluations, the first of equals, and outlives restarts. The best of many noisy
-figures is too good by chance: `swarm eval` on more problems says what it is worth.
+Invariant: the run's own evaluations choose the version, the first of equals, and it outlives restarts. The best of many
+noisy figures is too good by chance: `swarm eval` on more problems measures the true success.
 """
 
 import json
@@ -31,14 +31,14 @@ class BestVersion:
         self._accuracy = _kept_accuracy(root)
 
     def offer(self, version: PolicyVersion, tensors: Mapping[str, Tensor], accuracy: float) -> bool:
-        """Keeps a version that is better than the one kept, in its place (blocking); returns whether it is.
+        """Replaces the kept version if the offered one is better (blocking); returns True if it was replaced.
 
         Args:
-            tensors: published ones.
+            tensors: published tensors of the version.
             accuracy: mean success over held-out environments.
 
         Raises:
-            OSError: the disk refuses; the one before stays.
+            OSError: the disk refuses; the version kept before stays.
             NonFiniteStep: a tensor holds NaN or infinity.
         """
         if accuracy <= self._accuracy:
@@ -50,7 +50,7 @@ class BestVersion:
 
 
 def _kept_accuracy(root: Path) -> float:
-    """That of the version kept under a folder; -inf where there is none that can be read."""
+    """Accuracy of the version kept under a folder; -inf if there is none that can be read."""
     found = [-math.inf]
     for path in root.glob("checkpoint-*/state.json"):
         try:

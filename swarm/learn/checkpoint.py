@@ -1,8 +1,8 @@
 """Checkpoints of a learner: complete or absent, never half written, and never loaded with a changed byte.
 
 Invariant: a directory `checkpoint-NNNNNNNN` exists only after everything in it reached the disk, and until it is no
-longer needed; before and after that it has the name of a draft. What is read hashes to what was written: each tensor
-has its digest in the state, and the state its own.
+longer needed; before and after that it has the name of a draft. What is read hashes to what was written: the state
+holds a digest of each tensor, and a checksum of the state.
 """
 
 import errno
@@ -51,12 +51,12 @@ class Checkpoint:
 
 
 def checkpoint_pause_s(size_bytes: int) -> float:
-    """Least seconds between two checkpoints of a size; 0 for a small one."""
+    """Least seconds between two checkpoints of `size_bytes`; 0 up to SMALL_BYTES."""
     return 0.0 if size_bytes <= SMALL_BYTES else min(size_bytes / BYTES_PER_S, LONGEST_PAUSE_S)
 
 
 def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEPT) -> Path:
-    """Saves under `root` and deletes all but the newest `num_kept`.
+    """Saves a checkpoint under `root`; deletes those of later steps, and all but the newest `num_kept` of the others.
 
     Raises:
         OSError: the disk refuses. Every checkpoint that was there can still be read, and nothing half written stays.
@@ -92,7 +92,7 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEP
 
 
 def has_checkpoint(root: Path) -> bool:
-    """True where `read_checkpoint` has something to try."""
+    """True if `root` holds a checkpoint, readable or not."""
     return bool(newest_first(root))
 
 
@@ -102,10 +102,10 @@ def checkpoint_steps(root: Path) -> list[int]:
 
 
 def read_checkpoint(root: Path, step: int | None = None) -> Checkpoint:
-    """The newest checkpoint under `root` that is as it was written, or the newest one of that step.
+    """The newest intact checkpoint under `root`, or the one of step `step`.
 
     Raises:
-        ConfigError: there is none; names the folder and the fix.
+        ConfigError: there is none; the message names the folder and the fix.
     """
     reason = "none is there"
     for path in newest_first(root):
@@ -140,9 +140,9 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def _read_files(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder, as it was written.
+    """Reads and verifies the checkpoint in a folder.
 
-    Anything else raises OSError, SafetensorError, or the errors of wrong JSON.
+    Raises one of the errors that `read_checkpoint` catches if a file is missing, unreadable or changed.
     """
     state = read_state(folder)
     digests = state.get(DIGESTS)
@@ -160,12 +160,12 @@ def _read_files(folder: Path) -> Checkpoint:
 
 
 def _first_not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """Name of the first tensor with NaN or infinity; empty where there is none."""
+    """Name of the first tensor with NaN or infinity; "" if there is none."""
     return next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), "")
 
 
 def _draft(name: str) -> str:
-    """The name of a folder that is not yet complete, or no longer."""
+    """Name of a folder that is not yet complete, or is being deleted."""
     return f".{name}.part"
 
 

@@ -1,6 +1,6 @@
-"""State of a checkpoint beside its tensors, and where checkpoints lie: JSON, which needs no torch.
+"""Checkpoint state (JSON, read without torch) and the folders of checkpoints.
 
-Invariant: a state is taken as it was written, or not at all.
+Invariant: a state is returned as it was written, or not at all.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ _NAME = re.compile(r"^checkpoint-(\d{8,})(\.replaced)?$")  # replaced: the same 
 
 
 def newest_compute_dtype(root: Path, published: str) -> str:
-    """The compute dtype of the newest checkpoint whose state is as it was written; empty where there is none.
+    """The compute dtype of the newest checkpoint with an intact state; "" if there is none.
 
     Args:
         root: folder of the checkpoints.
-        published: dtype of the run's tensors, in which releases before this key computed.
+        published: dtype of the run's tensors; returned for a state without the key, from an early release.
     """
     for path in newest_first(root):
         with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -34,7 +34,7 @@ def newest_compute_dtype(root: Path, published: str) -> str:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint, without its checksum. Raises OSError, or what wrong JSON raises."""
+    """The state of a checkpoint, without the checksum. Raises OSError, or any error of `json` or of a wrong type."""
     state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="ascii"))
     checksum = state.pop(CHECKSUM, None)
     if (checksum or DIGESTS in state) and checksum != checksum_of(state):
@@ -53,6 +53,6 @@ def step_of(path: Path) -> int:
 
 
 def newest_first(root: Path) -> list[Path]:
-    """Folders of the checkpoints under `root`."""
+    """Folders of the checkpoints under `root`, highest step first."""
     found = [path for path in root.iterdir() if _NAME.match(path.name)] if root.is_dir() else []
     return sorted(found, key=lambda path: (step_of(path), not path.suffix), reverse=True)

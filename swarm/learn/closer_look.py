@@ -11,15 +11,15 @@ from swarm.types import Draw
 
 
 def closer_look(step: int, recipe: str, draw: Draw, drawn: Batch, learned: Batch, measured: Measured) -> ShownUpdate:
-    """The rollouts of the groups that weighed most in a step, own and others' in turn, up to `MAX_TOKENS` tokens.
+    """Rollouts of the groups with most weight in a step, made here and elsewhere in turn, up to `MAX_TOKENS` tokens.
 
     Args:
-        step: of the version that was made.
-        recipe: its name.
+        step: step of the version that was made.
+        recipe: name of the step's main recipe.
         draw: its groups are those of both batches.
         drawn: the batch as it was drawn.
-        learned: the same with advantages, without what the step left out.
-        measured: what the updates measured of it.
+        learned: the same rollouts with advantages, without the tokens that the step left out.
+        measured: measurements of the rollouts by the updates.
     """
     masses = torch.zeros(len(draw.groups), dtype=measured.weights.dtype, device=measured.weights.device)
     masses = masses.index_add(0, drawn.group_index, measured.weights.abs().sum(dim=1)).tolist()
@@ -42,7 +42,7 @@ def closer_look(step: int, recipe: str, draw: Draw, drawn: Batch, learned: Batch
 
 
 def _length(batch: Batch, row: int) -> int:
-    """Tokens up to the last one that a model chose."""
+    """Number of tokens up to the last one that a model generated."""
     chosen = batch.mask[row].nonzero()
     return int(chosen[-1]) + 1 if len(chosen) else 0
 

@@ -33,7 +33,7 @@ _PASS = "run_pass"
 
 
 class ShardedRanks:
-    """Implements `Ranks` over the process group that `torchrun` has set up the environment for.
+    """Implements `Ranks` over a process group, from the environment that `torchrun` sets up.
 
     Example:
         torchrun --standalone --nproc-per-node 2 my_program.py  # which calls ShardedRanks.start()
@@ -49,13 +49,13 @@ class ShardedRanks:
 
     @classmethod
     def start(cls, store: str | None = None) -> "ShardedRanks":
-        """Joins the other ranks: one GPU each where there are GPUs, else on the CPU.
+        """Joins the other ranks: each takes one GPU if torch can use GPUs, else the CPU.
 
         Args:
-            store: a file through which ranks of one machine meet; None: over TCP, where the environment says.
+            store: a file through which ranks of one machine meet; None: over TCP, at the address in the environment.
 
         Raises:
-            ConfigError: fewer GPUs than processes, or torch is too old to sum gradients.
+            ConfigError: fewer GPUs than processes of this machine, or torch is too old to sum gradients.
         """
         if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
             raise ConfigError(f"learner.num_processes: torch {torch.__version__} cannot do this; install a newer one")
@@ -81,7 +81,7 @@ class ShardedRanks:
         return cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
 
     def stop(self) -> None:
-        """Leaves the process group, unless the ranks are out of step: that could wait for the others for ever."""
+        """Leaves the process group, unless the ranks are out of step: then leaving could block for ever."""
         if not self._is_out_of_step:
             dist.destroy_process_group()
 
@@ -106,7 +106,7 @@ class ShardedRanks:
         """Shards a network in place, one decoder layer after the other, trained parameters in float32 at least.
 
         Raises:
-            ConfigError: its parameters are of several dtypes.
+            ConfigError: the network's parameters are of several dtypes.
         """
         dtypes = {param.dtype for param in network.parameters()}
         if len(dtypes) > 1:
@@ -136,7 +136,7 @@ class ShardedRanks:
         return cast(Result, getattr(network, _PASS)(work))  # no tensors among the arguments: they would be cast
 
     def gather_whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors, on the CPU of rank 0."""
+        """Yields whole tensors on the CPU of rank 0, and nothing on other ranks; all ranks must exhaust it."""
         for name, tensor in tensors.items():
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if self.index == 0:
@@ -153,12 +153,12 @@ class ShardedRanks:
     # --- work ----------------------------------------------------------------------------------------
 
     def assign(self, num_parts: int) -> Sequence[tuple[int, bool]]:
-        """Micro-batch p goes to rank p mod count."""
+        """Micro-batch p goes to rank p mod count; a rank left without one repeats the last without effect."""
         mine = range(self.index, num_parts + self.index, self.count)
         return [(index, True) if index < num_parts else (num_parts - 1, False) for index in mine]
 
     def gather_rows(self, values: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-        """Sums rows that are zero on every rank but one, which changes no bit of them."""
+        """Takes each row from the rank that computed it: sums rows that are zero on all other ranks."""
         owner = torch.zeros(values.shape[0], dtype=torch.int64)
         for index, members in enumerate(parts):
             owner[list(members)] = index % self.count
@@ -169,7 +169,7 @@ class ShardedRanks:
         return rows.to(values.dtype)
 
     def all_sum(self, value: float) -> float:
-        """Sum in the order of ranks on each of them, so that all have the same bits."""
+        """Sum over ranks, added in the order of ranks, so that every rank has the same bits."""
         mine = torch.tensor([value], dtype=torch.float64, device=self._device)
         values = [torch.empty_like(mine) for _ in range(self.count)]
         dist.all_gather(values, mine)
@@ -185,7 +185,7 @@ class ShardedRanks:
 
     @contextmanager
     def in_step(self) -> Generator[bool]:
-        """Rank 0 holds this while all ranks execute a command; False where the ranks are out of step.
+        """Lock of rank 0 while all ranks execute a command; yields False if the ranks are out of step.
 
         They are out of step once a command failed on this rank: the others wait in the middle of it, until their
         processes end.
@@ -222,7 +222,7 @@ class ShardedAdamW(MasterAdamW):
         self._unshared: dict[str, Tensor] = {}  # whole gradients of this rank, summed over ranks at the next step
 
     def gradient(self, param: Tensor) -> Tensor | None:
-        """This rank's part of a whole parameter's gradient; call it inside a pass, where the parameter is whole."""
+        """This rank's part of the gradient of a whole parameter, inside a pass; None if the parameter is frozen."""
         for name, own in self._network.named_parameters():
             if own is param and name in self._masters:
                 if name not in self._unshared:
@@ -244,7 +244,7 @@ class ShardedAdamW(MasterAdamW):
         return super().step(learning_rate, max_grad_norm)
 
     def state(self) -> dict[str, Tensor]:
-        """Whole state, as of one process, so that a run may resume with another number of them; on rank 0 only."""
+        """Whole state, so that a run may resume with another number of ranks; empty on ranks other than 0."""
         return dict(self._ranks.gather_whole(super().state()))
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:

@@ -22,14 +22,14 @@ _BOUND = 20.0  # of a log-ratio, so that one impossible token gives a large figu
 
 
 def step_diagnostics(batch: Batch, measured: Measured) -> dict[str, float]:
-    """Figures of one optimizer step, before its update.
+    """Figures of one step, from scores before each update.
 
     Args:
         batch: the whole step, with advantages.
-        measured: by its updates, under the policy being optimised.
+        measured: scores by the step's updates, under the policy being optimised.
 
     Returns:
-        Name -> figure; names of what could not be measured are missing. Ratios are policy over generator,
+        Name -> figure; a figure that could not be measured is missing. Ratios are policy over generator,
         by token: `mismatch_kl_k1` (mean of -log r), `mismatch_kl_k3` (mean of r - 1 - log r, nats per token),
         `log_ratio_mean`, `_std`, `_m2` (second moment), `_p01`, `_p99`, `ratio_mean`, `ratio_max`, `ess_share`.
         Of these `num_tokens`, `ess_share`, `mismatch_kl_k3` and `log_ratio_m2` also by age (`_age_4`: 4 to 7).
@@ -97,7 +97,7 @@ def _spread(log_ratio: Tensor) -> dict[str, float]:
 
 
 def _off_policy_figures(log_ratio: Tensor) -> dict[str, float]:
-    """The figures that the guard uses, of log-ratios [n]."""
+    """The guard's figures of log-ratios [n]."""
     return {
         "num_tokens": float(log_ratio.numel()),
         "ess_share": ess_share(log_ratio),
@@ -133,7 +133,7 @@ class LikelihoodStats:
 
 
 def likelihood_by_source(batch: Batch, logprobs: Tensor) -> tuple[LikelihoodStats, ...]:
-    """Statistics of every source with trained tokens; it takes no log-probs of the generator."""
+    """Statistics of every source with trained tokens; the generator's log-probs are not used."""
     found: list[LikelihoodStats] = []
     for source, is_made_here, members in _sources(batch):
         own = -logprobs.detach()[batch.mask & members[:, None]].double()
@@ -177,7 +177,7 @@ def off_policy_by_source(batch: Batch, logprobs: Tensor) -> tuple[OffPolicyStats
 
 
 def _sources(batch: Batch) -> Iterator[tuple[str, bool, Tensor]]:
-    """(source, made here, bool [N] its rollouts); rollouts made here and by others are kept apart."""
+    """Yields (source, made here, bool [N] rollouts), separately for rollouts made here and by others."""
     for source in sorted(set(batch.sources)):
         groups = [index for index, name in enumerate(batch.sources) if name == source]
         is_its = torch.isin(batch.group_index, torch.tensor(groups, device=batch.mask.device))
@@ -187,7 +187,7 @@ def _sources(batch: Batch) -> Iterator[tuple[str, bool, Tensor]]:
 
 
 def _buckets(batch: Batch) -> Iterator[tuple[int, Tensor]]:
-    """(first age, bool [N] rollouts of that age bucket)."""
+    """Yields (first age, bool [N] rollouts) of each age bucket."""
     for first_age, next_age in zip(AGE_BUCKETS, (*AGE_BUCKETS[1:], None), strict=True):
         is_young = batch.age_steps < next_age if next_age is not None else torch.ones_like(batch.is_external)
         yield first_age, (batch.age_steps >= first_age) & is_young
@@ -233,7 +233,7 @@ def ess_share(log_ratio: Tensor) -> float:
 
 
 def _k3(log_ratio: Tensor) -> float:
-    """Nats per token, >= 0, unbiased for KL(generator || policy). Source: Schulman, "Approximating KL divergence"."""
+    """k3 estimate of KL(generator || policy), nats per token, >= 0. Source: Schulman, "Approximating KL divergence"."""
     return float((log_ratio.double().expm1() - log_ratio.double()).mean())
 
 
@@ -269,13 +269,13 @@ class Update:
 def step_report(
     version: PolicyVersion, draw: Draw, batch: Batch, measured: Measured, updates: Sequence[Update]
 ) -> StepReport:
-    """The report of a step; loss and norm are means over the updates that were made, or over all where none was.
+    """The report of a step; loss and norm are means over the updates that were made, or over all if none was.
 
     Args:
         version: the newest one, after the step.
         draw: the groups that were learned from.
-        batch: the same, with advantages.
-        measured: by its updates.
+        batch: the same groups, with advantages.
+        measured: scores and costs of the step's updates.
         updates: at least one.
     """
     made = [update for update in updates if not update.was_skipped]

@@ -34,7 +34,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """The output layer of a network, with what its family does to logits."""
+    """The output layer of a network, with the scale and cap that its model family applies to logits."""
 
     weight: Tensor  # [V, H]
     bias: Tensor | None = None  # [V]
@@ -43,7 +43,7 @@ class Head:
 
     @classmethod
     def of(cls, network: nn.Module) -> "Head":
-        """The head of a Hugging Face causal language model. Raises ConfigError where its output layer is not linear."""
+        """The head of a Hugging Face causal language model. Raises ConfigError if the output layer is not linear."""
         layer, config = cast(Any, network).get_output_embeddings(), cast(Any, network).config
         if not isinstance(layer, nn.Linear):
             raise ConfigError(f"model: its output layer is a {type(layer).__name__}; only linear ones can be trained")
@@ -59,7 +59,7 @@ class Head:
         return torch.promote_types(self.weight.dtype, torch.float32)
 
     def rows(self, chunk_elements: int) -> int:
-        """Tokens of a chunk."""
+        """Most tokens of a chunk of `chunk_elements` logits, at least 1."""
         return max(1, chunk_elements // self.weight.shape[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Head:
 
 @dataclass(slots=True)
 class _Chunk:
-    """One chunk of the distribution. What `gradient` returns overwrites it."""
+    """Logits and probabilities of one chunk of tokens; `gradient` may overwrite them."""
 
     head: Head
     hidden: Tensor  # [c, H]
@@ -100,7 +100,7 @@ class _Chunk:
         return cls(head, hidden, targets, temperature, logits, probs, scores)
 
     def gradient(self, upstream: Upstream, weight_grad: Tensor | None, bias_grad: Tensor | None) -> Tensor:
-        """d(loss)/d(hidden) [c, H]; what belongs to weight and bias is added to their buffers."""
+        """d(loss)/d(hidden) [c, H]; adds the gradients of weight and bias to their buffers."""
         is_live = upstream[0] != 0 if upstream[1] is None else (upstream[0] != 0) | (upstream[1] != 0)
         live = is_live.nonzero().squeeze(1)  # tokens that were clipped or have no advantage cost nothing more
         hidden_grad = torch.zeros_like(self.hidden)
@@ -123,7 +123,7 @@ class _Chunk:
         return _Chunk(head=self.head, scores=scores, **{name: getattr(self, name)[live] for name in names})
 
     def _by_logits(self, by_logprob: Tensor, by_entropy: Tensor | None) -> Tensor:
-        """Gradient [c, V] of what the output layer gave, before scale, cap and temperature."""
+        """Gradient [c, V] with respect to the linear layer's output, before scale, cap and temperature."""
         factor = self.head.scale / self.temperature
         by_logprob = by_logprob * factor
         slope = (1 - (self.logits * (self.temperature[:, None] / self.head.cap)) ** 2) if self.head.cap else None
@@ -153,7 +153,7 @@ def score_hidden(
     """Scores of n tokens without gradient.
 
     Args:
-        head: of the network.
+        head: output layer of the network.
         hidden: [n, H], last hidden states that predict the tokens.
         targets: int64 [n], the tokens.
         temperature: [n], > 0.
@@ -182,18 +182,18 @@ def fused_backward(
 ) -> Tensor:
     """Forward and backward through the output layer, chunk by chunk: each chunk of logits is computed once.
 
-    The loss's gradient by a token's log-prob is known only after the token is scored, so this function calls back: it
-    scores a run of tokens, `rule` turns their scores into upstream gradients, and the backward pass of the run follows
-    while its logits are still in memory.
+    The loss's gradient with respect to a log-prob is known only after the token is scored. So this function scores a
+    run of tokens, `rule` turns their scores into upstream gradients, and the backward pass of the run follows while
+    the run's logits are still in memory.
 
     Args:
-        head: of the network.
+        head: output layer of the network.
         hidden: [n, H], detached.
         targets: int64 [n].
         temperature: [n], > 0.
         segments: ends of the runs of tokens that the rule must see together, ascending, the last n.
-        rule: from the scores of a slice of tokens to their upstream gradients.
-        weight_grad: [V, H], the weight's gradient is added to it; None where it is not trained.
+        rule: takes a slice of tokens and their scores, returns their upstream gradients.
+        weight_grad: [V, H] float buffer to which the weight's gradient is added; None if the weight is not trained.
         bias_grad: [V], likewise.
         probes: further values of each token for the rule.
         chunk_elements: most logits of one chunk. A run that exceeds it is computed twice, to score and for backward.
@@ -243,7 +243,7 @@ def _concatenate(parts: Sequence[Scores]) -> Scores:
 
 @cache
 def has_wide_product(device: torch.device, dtype: torch.dtype) -> bool:
-    """True where torch adds a half-precision product to a float32 matrix (from 2.8 on CUDA); tried out once."""
+    """True if torch adds a half-precision product to a float32 matrix (from 2.8 on CUDA); tested once."""
     ones, total = torch.ones((16, 16), dtype=dtype, device=device), torch.ones((16, 16), device=device)
     try:
         _add_wide_product(total, ones.T, ones)

@@ -1,4 +1,4 @@
-"""The loss becomes a gradient: score a batch, compute its recipe's coefficients, go backward by micro-batches.
+"""Gradient of a recipe's loss: scores a batch, computes its coefficients, and goes backward by micro-batches.
 
 Invariant: micro-batches accumulate exactly the gradient of the one big batch. Where a coefficient depends on more than
 one micro-batch, everything is scored without gradient before the first backward pass.
@@ -33,7 +33,7 @@ _BY_TOKEN: Final = ("logprobs", "entropy", "bounded", "factor", "weights")  # co
 
 @dataclass(slots=True)
 class Measured:
-    """Scores and costs of the updates of a draw, filled micro-batch by micro-batch; rows are rollouts of the draw."""
+    """Scores and costs of the updates of a batch, filled micro-batch by micro-batch; rows are the batch's rollouts."""
 
     logprobs: Tensor  # [N, L] nats under the policy at its update, 0 off the mask
     entropy: Tensor  # [N, L] nats
@@ -50,7 +50,7 @@ class Measured:
 
     @classmethod
     def empty(cls, batch: Batch, network: nn.Module, probes: Iterable[str] = ()) -> "Measured":
-        """Zeros for a batch and probes of these names; scores are float32, or float64 for a float64 network."""
+        """Values before any score (factors 1, all else 0); float32, or float64 for a float64 network."""
         dtype = torch.promote_types(next(network.parameters()).dtype, torch.float32)
         zeros = torch.zeros(batch.mask.shape, dtype=dtype, device=batch.mask.device)
         return cls(
@@ -71,18 +71,18 @@ class Measured:
             self.probes[name][rollouts, positions] = values
 
     def write_coefficients(self, rollouts: Tensor | slice, part: Coefficients) -> None:
-        """Writes what the recipe made of rollouts (int64)."""
+        """Writes the recipe's coefficients of `rollouts` (int64 or a slice)."""
         self.bounded[rollouts], self.factor[rollouts], self.masses[rollouts] = part.bounded, part.factor, part.masses
         self.weights[rollouts] = part.logprobs
 
     def exchange(self, ranks: Ranks, parts: Sequence[Sequence[int]]) -> None:
-        """Gathers the rollouts of each part from the rank that scored it."""
+        """Gathers the rows of each part's rollouts from the rank that scored the part."""
         for name in (*_BY_TOKEN, "masses"):
             setattr(self, name, ranks.gather_rows(getattr(self, name), parts))
         self.probes = {name: ranks.gather_rows(values, parts) for name, values in self.probes.items()}
 
     def add_seconds(self, phase: str, elapsed_s: float) -> None:
-        """Adds to the seconds of a phase."""
+        """Adds `elapsed_s` to the seconds of a phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed_s
 
     def at(self, members: Tensor) -> "Measured":
@@ -91,11 +91,11 @@ class Measured:
         return Measured(**rows, probes={name: values[members] for name, values in self.probes.items()})
 
     def put(self, members: Tensor, part: "Measured", learned: Tensor | None = None) -> None:
-        """Writes a part at the rows `members` (int64) and adds up its costs.
+        """Writes the scores of a part at rows `members` and adds its costs.
 
         Args:
-            members: its rollouts.
-            part: their scores.
+            members: int64 [n], row of each of the part's rollouts.
+            part: scores and costs of n rollouts.
             learned: bool [n, L], the only tokens that are written; None: all.
         """
         self.masses[members] = part.masses
@@ -121,7 +121,7 @@ def score_batch(
     ranks: Ranks | None = None,
     noise: LayerNoise | None = None,
 ) -> Measured:
-    """Log-probs, entropies and probes of every trained token, without gradient; under `noise` where there is some."""
+    """Scores every trained token (log-prob, entropy, probes) without gradient, under `noise` if there is some."""
     ranks = ranks or OneProcess()
     measured = Measured.empty(batch, network, probes or ())
     for index, counts in each_assigned(ranks, len(plan), "scoring"):
@@ -154,7 +154,7 @@ class Gradient:
     noise: LayerNoise | None = None  # of the recipe's ratio
 
     def of(self, batch: Batch, plan: Sequence[PackedRows]) -> tuple[float, Measured]:
-        """Loss and measurements; the gradient of the whole batch is accumulated in the optimizer.
+        """Accumulates the gradient of the whole batch in the optimizer; returns the loss and the measurements.
 
         Args:
             batch: with advantages; its totals are those of the update.
@@ -188,7 +188,7 @@ class Gradient:
     def _accumulate(
         self, packed: PackedRows, source: "CoefficientSource", members: Sequence[int], measured: Measured
     ) -> None:
-        """Forward and backward of one micro-batch."""
+        """Forward and backward pass of one micro-batch."""
         start = self.clock.monotonic_s()
         through_head = partial(self._forward_and_head_backward, packed, source, members)
         hidden, hidden_grad, scored_s = self.ranks.run(self.network, through_head)
@@ -203,7 +203,7 @@ class Gradient:
     def _forward_and_head_backward(
         self, packed: PackedRows, source: "CoefficientSource", members: Sequence[int]
     ) -> tuple[Tensor, Tensor, float]:
-        """Hidden states [n, H], the loss's gradient by them, and when they were computed [s]."""
+        """Hidden states [n, H], the loss's gradient with respect to them, and the time at which they were ready [s]."""
         head, hidden = Head.of(self.network), hidden_states(self.network, packed)
         wait_for(hidden.device)
         scored_s = self.clock.monotonic_s()
@@ -228,9 +228,9 @@ class Gradient:
 
 
 class CoefficientSource:
-    """Gives the upstream gradients (a recipe's coefficients) of tokens that were just scored.
+    """Supplies the upstream gradients (a recipe's coefficients) of tokens that were just scored.
 
-    This one gives zeros: for a micro-batch that another rank counts and this one only passes to keep in step.
+    The base class supplies zeros, for a micro-batch that this rank computes only to keep in step with the others.
     """
 
     loss: float = 0.0
@@ -259,7 +259,7 @@ class WholeBatch(CoefficientSource):
 
 
 class PerMicroBatch(CoefficientSource):
-    """Coefficients of a few rollouts or groups at a time, as soon as they are scored."""
+    """Coefficients of a few rollouts or groups at a time, computed as soon as these are scored."""
 
     def __init__(self, recipe: Recipe, batch: Batch, measured: Measured, num_ranks: int = 1) -> None:
         self.recipe, self.batch, self.measured = recipe, batch, measured
@@ -296,7 +296,7 @@ class PerMicroBatch(CoefficientSource):
         return whole.logprobs[tokens], None if whole.entropy is None else whole.entropy[tokens]
 
     def _complete(self, rollouts: Tensor, members: Sequence[int]) -> list[int]:
-        """Rollouts whose coefficients follow from these, with members of their group that have no trained token."""
+        """Rollouts to compute coefficients of; with a wider scope, group members without trained tokens included."""
         if self.scope is Scope.STEP:
             return list(members)
         if self.scope is Scope.GROUP:
@@ -309,10 +309,10 @@ class PerMicroBatch(CoefficientSource):
 
 
 def parts_of(batch: Batch, plan: Sequence[PackedRows], scope: Scope) -> list[tuple[int, ...]] | None:
-    """Rollouts of each micro-batch whose coefficients can be computed from it alone.
+    """Rollouts of each micro-batch, if all coefficients can be computed from one micro-batch each.
 
     Returns:
-        One entry per micro-batch; None where coefficients reach beyond one, so that the batch must be scored first.
+        One entry per micro-batch; None if coefficients reach beyond one, so that the batch must be scored first.
     """
     if len(plan) == 1:
         return [tuple(range(batch.num_rollouts))]

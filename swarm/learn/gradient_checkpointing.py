@@ -1,6 +1,6 @@
-"""Gradient checkpointing: a layer's activations are computed again in the backward pass instead of being kept.
+"""Gradient checkpointing: recomputes a layer's activations in the backward pass instead of keeping them.
 
-Invariant: log-probs and gradients are what they are without it; only memory and time differ.
+Invariant: log-probs and gradients are the same as without checkpointing; only memory and time differ.
 
 Source: arXiv:1604.06174.
 """
@@ -18,8 +18,8 @@ from swarm.errors import ConfigError
 def checkpoint_layers(network: nn.Module) -> None:
     """Makes each decoder layer keep only its input for the backward pass.
 
-    Hugging Face's layers ask for training mode, and forget a cache in it: a layer alone, not what is inside of it, is
-    in training mode while gradients are on, so that the same network still generates with a cache, and nothing
+    Hugging Face's layers checkpoint only in training mode, in which they ignore a cache. So each layer, but no module
+    inside it, is in training mode while gradients are on: the network still generates with a cache, and nothing
     random is computed twice.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Learner under the off-policy guard: the guard's level chooses the recipe of each step, and which groups are used.
+"""Learner under the off-policy guard, which chooses the recipe and the groups of each step.
 
-Invariant: what the guard decided is in the same checkpoint as the weights, so that a restart goes on with both.
+Invariant: the guard's state is in the same checkpoint as the weights, so that a restart goes on with both.
 """
 
 import logging
@@ -25,7 +25,7 @@ _EFFECT_NOTE: Final = "held_out_effect"
 
 
 class GuardedLearner:
-    """Implements `swarm.interfaces.Learner` under the guard: its level chooses the recipe of each step.
+    """Implements `swarm.interfaces.Learner` under the guard, whose level chooses the recipe of each step.
 
     Step reports carry `guard_level` and `guard_max_age_steps`, the bound for the next draws. Decisions
     outlive a restart: the state is in the same checkpoint as the weights.
@@ -43,15 +43,15 @@ class GuardedLearner:
         generates: bool = True,
         limits: GuardLimits = GuardLimits(),
     ) -> None:
-        """A guard that goes on where the learner's checkpoint left it.
+        """Wraps a learner; the guard continues from the state in the learner's checkpoint.
 
         Args:
-            learner: who makes the steps.
+            learner: makes the steps.
             safe: recipe of level SAFE.
-            config: whether the guard is on.
+            config: switches the guard on or off.
             max_age_steps: the configured lag bound.
-            generates: this node learns from groups that it makes itself; else established followers are used also
-                after a fall, and some sources although every one looks bad.
+            generates: True if this node makes groups itself. If False, established followers are used also after a
+                fall of accuracy, and some sources although all are set aside.
             limits: thresholds.
         """
         self._learner = learner
@@ -70,7 +70,7 @@ class GuardedLearner:
 
     @property
     def effect(self) -> HeldOutEffect:
-        """Held-out accuracy so far."""
+        """Course of held-out accuracy so far."""
         return self._effect
 
     @property
@@ -86,8 +86,8 @@ class GuardedLearner:
     def step(self, draw: Draw) -> StepReport:
         """One step as `PolicyLearner.step`, with the recipe of the present level, then the guard's decision.
 
-        Groups of sources that are set aside, and those older than the bound, are left out; where nothing else was
-        drawn they are measured only, unless nothing else comes to a learner that makes no groups.
+        Leaves out groups of sources set aside, groups above the lag bound and, after a fall of accuracy, groups of
+        others. A draw of such groups alone is only measured; `generates` names the exceptions.
         """
         kept = [index for index, drawn in enumerate(draw.groups) if self._may_use(drawn)]
         was_any_usable = any(map(self._is_usable, draw.groups))
@@ -131,13 +131,13 @@ class GuardedLearner:
         self._learner.dry_run(draw, self._safe if self._state.level is GuardLevel.SAFE else None)
 
     def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
-        """Takes in how the newest version answers held-out problems; a fall sets groups of others aside."""
+        """Records evaluations of the newest version; a fall of held-out accuracy sets groups of others aside."""
         if self._config.enabled:
             self._effect = self._effect.after(evaluations)
             self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
 
     def _spared_of(self, draw: Draw) -> list[int]:
-        """Groups that are used although their sources are set aside: every source is, for `hold_steps` draws."""
+        """Indices of groups to use although their sources are set aside, once `hold_steps` draws in a row were idle."""
         if self._generates or self._state.idle_draws < self._limits.hold_steps:
             return []
         spared = self._state.spared()
@@ -162,7 +162,7 @@ class GuardedLearner:
         return True
 
     def _is_usable(self, drawn: DrawnGroup) -> bool:
-        """Whatever accuracy does."""
+        """True if the lag bound and the source's standing allow the group, whatever held-out accuracy is."""
         if not self._is_young(drawn):
             return False
         return drawn.scored.is_made_here or not self._state.is_held(drawn.scored.group.producer)
@@ -175,7 +175,7 @@ class GuardedLearner:
         return self._learner.snapshot()
 
     def save(self) -> None:
-        """Writes a checkpoint (blocking)."""
+        """Writes a checkpoint (blocking). Raises as `PolicyLearner.save`."""
         self._learner.save()
 
 

@@ -1,7 +1,7 @@
-"""Effect of a run's steps on held-out accuracy: from evaluations to whether groups of other nodes are set aside.
+"""Effect of a run's steps on held-out accuracy; a fall sets the groups of other nodes aside.
 
-Invariant: pure functions of plain numbers that are kept with the checkpoint. Nobody's word is in it: held-out problems
-are never trained on, answered greedily by our own policy and scored here. What is not evaluated is not noticed.
+Invariant: pure functions of plain numbers that are kept with the checkpoint. No claim of another node enters: held-out
+problems are never trained on, answered greedily by our own policy and scored here.
 """
 
 import logging
@@ -27,14 +27,14 @@ _ADVICE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accuracy:
-    """Right answers of some problems."""
+    """Number of right answers to a number of problems."""
 
     num_right: float = 0.0
     num_problems: int = 0
 
     @property
     def share(self) -> float:
-        """Of right answers; 0 of none."""
+        """Share of right answers; 0 without problems."""
         return self.num_right / max(1, self.num_problems)
 
     def sigmas_below(self, best: "Accuracy") -> float:
@@ -56,7 +56,7 @@ class Course:
     num_idle: int = 0  # draws in a row since it fell that nothing was learned from
 
     def after(self, now: Accuracy) -> "Course":
-        """With one more evaluation."""
+        """The course after one more evaluation."""
         sigmas = now.sigmas_below(self.best) if self.best.num_problems else 0.0
         if self.num_held:
             if sigmas < CALM_SIGMAS:
@@ -77,8 +77,8 @@ class Course:
         return Course(best=pooled if is_best or is_early else self.best, recent=recent)
 
     def after_draw(self, *, is_idle: bool) -> "Course":
-        """With one more draw. One that makes no version is the last evaluation over again, which would come out equal;
-        after as many the course begins anew, as after evaluations."""
+        """The course after one more draw. MAX_HELD idle draws in a row reset a course that fell, as evaluations do: an
+        idle draw makes no version, so another evaluation would give the same accuracy."""
         if not self.num_held:
             return self
         num_idle = self.num_idle + 1 if is_idle else 0
@@ -87,17 +87,17 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutEffect:
-    """Courses by environment; part of the checkpoint."""
+    """Courses of held-out accuracy by environment; part of the checkpoint."""
 
     courses: Mapping[str, Course]
 
     @property
     def has_fallen(self) -> bool:
-        """True from a fall of any environment until it comes back, or others' groups turn out not to be the cause."""
+        """True from a fall in any environment until accuracy is back, or MAX_HELD evaluations or idle draws passed."""
         return any(course.num_held for course in self.courses.values())
 
     def after(self, evaluations: Sequence[Evaluation]) -> "HeldOutEffect":
-        """With the evaluations of one step; a fall is logged with what to do."""
+        """The effect after the held-out evaluations of one step; a fall is logged with advice."""
         courses = dict(self.courses)
         for each in evaluations:
             if each.split != "held_out":
@@ -113,19 +113,19 @@ class HeldOutEffect:
         return HeldOutEffect(courses=courses)
 
     def after_draw(self, *, is_idle: bool) -> "HeldOutEffect":
-        """With one more draw; idle is one that all was left out of because accuracy fell."""
+        """The effect after one more draw; `is_idle` if every group was left out because accuracy fell."""
         after = HeldOutEffect(courses={env: each.after_draw(is_idle=is_idle) for env, each in self.courses.items()})
         if self.has_fallen and not after.has_fallen:
             logger.warning("groups of other nodes are used again: nothing else came to learn from")
         return after
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Plain data for `from_json`."""
         return {env: asdict(course) for env, course in self.courses.items()}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "HeldOutEffect":
-        """The effect of `to_json`, also by way of JSON; an empty mapping is a run that begins."""
+        """The inverse of `to_json`, also after a JSON round trip; an empty mapping gives the effect at the start."""
         return HeldOutEffect(
             courses={
                 env: Course(

@@ -1,6 +1,6 @@
-"""Learnable Gaussian noise at the input of every layer, for methods whose ratio has a perturbed policy on top.
+"""Learnable Gaussian noise at the input of every layer, for methods with a perturbed policy in the ratio's numerator.
 
-Invariant: noise follows from (update, micro-batch, layer) alone, so a batch that is scored twice is scored by the
+Invariant: the noise is a function of (update, micro-batch, layer), so a batch that is scored twice is scored by the
 same policy, and checkpoint and draws still reproduce the learner. Outside `perturb` the network is as it was.
 """
 
@@ -20,14 +20,14 @@ from swarm.objectives.part import Noise
 
 
 class LayerNoise:
-    """The deviation of each layer's noise, what Adam knows of it, and the noise itself.
+    """Gaussian noise on the layers' inputs, with one standard deviation per layer that Adam trains.
 
-    The deviations are no weights of the policy: they are in checkpoints, but neither published nor in its digest.
-    Their gradient is not in the norm that is clipped, which Adam's steps do not notice.
+    The deviations are not weights of the policy: they are in checkpoints, but neither published nor in the digest.
+    Gradient clipping leaves out their gradient, since Adam's steps hardly depend on its scale.
     """
 
     def __init__(self, network: nn.Module, settings: Noise, ranks: Ranks) -> None:
-        """Args: network prepared by the ranks. Raises ConfigError where its layers are not to be found."""
+        """`network` is prepared by the ranks. Raises ConfigError if its layers cannot be found."""
         self._layers, self._ranks = layers_of(network), ranks
         logs = torch.full((len(self._layers),), math.log(settings.std), device=ranks.device)
         self.log_std = nn.Parameter(logs)  # float32 [layers], natural log
@@ -36,12 +36,12 @@ class LayerNoise:
 
     @property
     def num_updates(self) -> int:
-        """Updates of the deviations so far."""
+        """Number of updates of the deviations so far."""
         return int(self._adam.state[self.log_std].get("step", 0))
 
     @contextmanager
     def perturb(self, part: int) -> Generator[None]:
-        """Forward passes inside see the noise of micro-batch number `part` of the coming update."""
+        """Context whose forward passes see the noise of micro-batch number `part` of the coming update."""
         handles = [
             layer.register_forward_pre_hook(partial(self._add, part, number), with_kwargs=True)
             for number, layer in enumerate(self._layers)
@@ -70,7 +70,7 @@ class LayerNoise:
         return {"noise.log_std": self.log_std.detach(), **moments}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores what `state` gave. Raises KeyError where it is missing."""
+        """Restores a result of `state`. Raises KeyError if a tensor is missing."""
         with torch.no_grad():
             self.log_std.copy_(tensors["noise.log_std"])
         if "noise.step" in tensors:
@@ -88,7 +88,7 @@ class LayerNoise:
 
 
 def layers_of(network: nn.Module) -> list[nn.Module]:
-    """The decoder layers of a Hugging Face causal language model, in order. Raises ConfigError where unknown."""
+    """The decoder layers of a Hugging Face causal language model, in order. Raises ConfigError if not found."""
     model = cast(Any, network)
     for modules in model.base_model.children():
         if isinstance(modules, nn.ModuleList) and len(modules) == model.config.num_hidden_layers:

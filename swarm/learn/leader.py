@@ -1,4 +1,4 @@
-"""Commands from rank 0 to the other ranks: every step and save of rank 0's learner is made by all of them.
+"""Commands from rank 0 to the other ranks: all ranks make every step and save of rank 0's learner.
 
 Invariant: only rank 0 decides and talks to other processes; the others execute its commands in order, from the same
 bytes.
@@ -30,7 +30,7 @@ class RankCommand:
     ratio_band: float = math.inf
 
     def to_bytes(self) -> bytes:
-        """Serialises: length of the header u32, header (JSON), then the draw as the messages of LocalService."""
+        """The command as bytes: length of the header u32, header (JSON), then the draw as messages of LocalService."""
         parts = draw_to_fields(self.draw) if self.draw else []
         messages = [pb.DrawResponse(**fields).SerializeToString() for fields in parts]
         header: dict[str, Any] = {
@@ -60,7 +60,7 @@ class RankCommand:
 
 
 class LeadingLearner(PolicyLearner):
-    """The learner of rank 0: its `step` and `save` are made by all ranks, the others being in `obey_leader`.
+    """The learner of rank 0: runs `step`, `dry_run` and `save` on all ranks, the others being in `obey_leader`.
 
     Example:
         learner = LeadingLearner(..., ranks=ShardedRanks.start()).resume()
@@ -85,16 +85,16 @@ class LeadingLearner(PolicyLearner):
             super().dry_run(draw, recipe)
 
     def save(self) -> None:
-        """`PolicyLearner.save` on all ranks: gathered from all, written by rank 0. Raises OSError."""
+        """`PolicyLearner.save` on all ranks: gathered from all, written by rank 0. Raises OSError, NonFiniteStep."""
         with self._sharded.in_step():
             self._sharded.send_command(RankCommand(kind="save").to_bytes())
             checkpoint = self._gather()
         self._write(checkpoint)  # after it: where the disk refuses, the ranks are not out of step
 
     def stop(self) -> None:
-        """Ends `obey_leader` on the others, after a step in progress (blocking).
+        """Ends `obey_leader` on the other ranks, after a step in progress (blocking).
 
-        Does nothing where a step or save failed here: the others wait in the middle of it, and end with this process.
+        Does nothing if a step or save failed here: the other ranks wait in the middle of it, and end with this process.
         """
         with self._sharded.in_step() as is_in_step:
             if is_in_step:
@@ -110,7 +110,7 @@ def obey_leader(learner: PolicyLearner, ranks: ShardedRanks, safe: Recipe) -> No
     """Executes rank 0's commands until it sends `stop` (blocking).
 
     Args:
-        learner: with the same weights and configuration as rank 0's.
+        learner: has the same weights and configuration as rank 0's.
         safe: recipe of the steps for which rank 0's guard chose the safe level.
     """
     while (command := RankCommand.from_bytes(ranks.receive_command())).kind != "stop":

@@ -1,4 +1,4 @@
-"""The learner: one policy in training, a draw in, a new policy version out.
+"""The learner: makes a new policy version from each draw of groups.
 
 `PolicyLearner.step` plans (advantages, split into updates), makes the updates (gradient, optimizer) and publishes.
 
@@ -89,15 +89,15 @@ class PolicyLearner:
         show: Callable[[ShownUpdate], None] | None = None,
         num_kept: int = NUM_KEPT,
     ) -> None:
-        """A learner at step 0; see `resume`.
+        """A learner at step 0; `resume` continues a run. Raises ConfigError for a network that cannot be trained.
 
         Args:
-            dir: of checkpoints.
-            ranks: the processes that share the step, and their device; None: this process alone, where the network is.
+            dir: folder of the checkpoints.
+            ranks: the processes that share the step, and their device; None: this process alone, on the network's.
             task_of: rebuilds the task of a group of another tokenizer, for its prompt.
-            answer_of: the right answer to a task, for recipes that ask how likely it is.
-            show: keeps what a step made of some tokens, for people; called once in `shown_updates.EVERY_S`.
-            num_kept: newest checkpoints that stay.
+            answer_of: returns the right answer to a task, for recipes that score the answer's likelihood.
+            show: receives a token-by-token view of a step; called at most once in `shown_updates.EVERY_S` seconds.
+            num_kept: number of newest checkpoints that `save` keeps.
         """
         self._show, self._show_at_s = show, -math.inf
         self._network = network.eval()
@@ -139,16 +139,16 @@ class PolicyLearner:
         self.likelihood_stats: tuple[LikelihoodStats, ...] = ()
         """Likelihood of each source's tokens in the newest step."""
         self.notes: dict[str, Any] = {}
-        """Plain data of the caller (the guard's state); part of the checkpoint."""
+        """Plain data that the caller keeps in the checkpoint, such as the guard's state."""
         self._published = self._publish(policy_id, 0)
 
     def resume(self) -> Self:
-        """Restores the newest readable checkpoint, where there is one, and returns this learner.
+        """Restores the newest readable checkpoint, if the folder has any checkpoint, and returns this learner.
 
         Weights that are not trained are not in the checkpoint: the network must have the initial ones.
 
         Raises:
-            ConfigError: the checkpoint is unreadable, of another lineage, or of another model.
+            ConfigError: no checkpoint is readable, or it is of another lineage, model or reference policy.
         """
         if not has_checkpoint(self._dir):
             return self
@@ -186,23 +186,23 @@ class PolicyLearner:
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype of its passes."""
+        """Dtype of forward and backward passes, as "bfloat16"."""
         return self._compute_dtype
 
     @property
     def version(self) -> PolicyVersion:
-        """The newest version."""
+        """The newest policy version."""
         return self._published[0]
 
     def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:
-        """Version and published tensors that belong together: the arguments of `Generator.load`.
+        """The newest version and its published tensors (none on ranks above 0), as arguments of `Generator.load`.
 
         Safe while `step` runs in another thread; the tensors never change afterwards (and must not be changed).
         """
         return self._published
 
     def save(self) -> None:
-        """Writes a checkpoint that reproduces the learner; the newest two are kept (blocking). Raises OSError."""
+        """Writes a checkpoint and deletes all but the newest `num_kept` (blocking). Raises OSError, NonFiniteStep."""
         self._write(self._gather())
 
     def _gather(self) -> Checkpoint | None:
@@ -230,7 +230,7 @@ class PolicyLearner:
             write_checkpoint(self._dir, checkpoint, self._num_kept)
 
     def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
-        """Does nothing; `GuardedLearner` acts on them."""
+        """Does nothing; `GuardedLearner` acts on evaluations."""
 
     def stop(self) -> None:
         """Does nothing; `LeadingLearner` ends the other ranks."""
@@ -238,16 +238,16 @@ class PolicyLearner:
     def step(
         self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False, ratio_band: float = math.inf
     ) -> StepReport:
-        """Learns from one draw in `updates_per_step` optimizer updates, or as many for each turn (blocking).
+        """Learns from one draw in at most `updates_per_step` optimizer updates, or as many for each turn (blocking).
 
-        An update that is not finite, or has no trained token, is skipped. Where all are, no version is made and the
-        report has `was_skipped`.
+        An update that is not finite, or has no trained token, is skipped. If every update is skipped, no version is
+        made and the report has `was_skipped`.
 
         Args:
             draw: the groups.
-            recipe: replaces the learner's own for this step and the groups that it accepts; it must not need further
+            recipe: replaces the main recipe for this step, for the groups that it accepts; it must not need further
                 policies (reference, proximal).
-            is_frozen: measure only, update nothing.
+            is_frozen: True scores the draw without an update.
             ratio_band: tokens whose known ratio to the generator is outside [1/band, band] are left out.
 
         Raises:
@@ -279,7 +279,7 @@ class PolicyLearner:
         return step_report(self.version, draw, batch, measured, updates)
 
     def dry_run(self, draw: Draw, recipe: Recipe | None = None) -> None:
-        """Computes the gradients of a step and forgets them (blocking): nothing changes. Arguments as of `step`."""
+        """Computes the gradients of a step and discards them (blocking): nothing changes. Arguments as in `step`."""
         recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
         batch = self._batch(draw)
         for slices in self._plan_step(recipes, batch, Measured.empty(batch, self._network)).updates:
@@ -317,11 +317,11 @@ class PolicyLearner:
         return split_step(batch, slices, recipes, self._config.updates_per_step)
 
     def _with_memory(self, part: RecipeSlice) -> Batch:
-        """The slice's batch with what its recipe's parts remember now."""
+        """The slice's batch with the current memory of its recipe's parts."""
         return replace(part.batch, memory=self._memory if part.name == MAIN else self._memory.get(part.name, {}))
 
     def _observe(self, part: RecipeSlice, measured: Measured, of: Literal["draw", "update"]) -> None:
-        """Updates what the recipe's parts remember; newcomers have no part in it."""
+        """Updates the memory of the recipe's parts, except from newcomers or without a token that is learned from."""
         if part.is_newcomers or not bool(within_bounds(part.recipe, part.batch, measured.logprobs).mask.any()):
             return
         seen = scored(part.recipe, part.batch, measured.logprobs, measured.entropy, measured.probes)
@@ -338,7 +338,7 @@ class PolicyLearner:
         return Update()
 
     def _update(self, main: Recipe, slices: Sequence[RecipeSlice], measured: Measured) -> Update:
-        """One optimizer update from the slices of all recipes; what it measured is added to `measured`."""
+        """Makes one optimizer update from the slices of all recipes and adds its measurements to `measured`."""
         loss, parts, masses = self._accumulate(main, slices)
         if not parts:
             logger.warning("step skipped", extra={"step": self.next_draw, "reason": "no trained token"})
@@ -366,7 +366,7 @@ class PolicyLearner:
     def _accumulate(
         self, main: Recipe, slices: Sequence[RecipeSlice]
     ) -> tuple[float, list[tuple[RecipeSlice, Measured]], list[tuple[Batch, Tensor]]]:
-        """Loss of the slices, whose gradients the optimizer then has, what was measured of each, and the masses."""
+        """Accumulates the slices' gradients in the optimizer; returns the loss, measurements by slice, and masses."""
         loss, parts = 0.0, list[tuple[RecipeSlice, Measured]]()
         masses: list[tuple[Batch, Tensor]] = []
         for each in slices:
@@ -398,12 +398,12 @@ class PolicyLearner:
 
     @property
     def _nominal_groups(self) -> float:
-        """I + J of one optimizer update."""
+        """Configured local plus external groups of one optimizer update."""
         return (self._replay.local_groups + self._replay.external_groups) / self._config.updates_per_step
 
     @property
     def _learning_rate(self) -> float:
-        """Of the step that makes the next version."""
+        """Learning rate of the step that makes the next version."""
         return learning_rate(self._config, self.version.step + 1)
 
     def _optimize(self, loss: float) -> float:
@@ -420,5 +420,5 @@ class PolicyLearner:
 
 
 def plain_data(memory: Mapping[str, Any]) -> dict[str, Any]:
-    """A round trip through JSON, as a checkpoint makes it, so that a restart changes nothing. Raises TypeError."""
+    """The memory after a JSON round trip, as a checkpoint restores it: a restart changes nothing. Raises TypeError."""
     return cast("dict[str, Any]", json.loads(json.dumps(memory)))

@@ -1,4 +1,4 @@
-"""Scores of the trained tokens of packed rows: the network's body, then its output layer where it predicts them.
+"""Scores the trained tokens of packed rows: runs the network's body, then the output layer where it predicts them.
 
 Invariant: the output layer is applied only where a trained token is predicted, a chunk at a time.
 Shape letters: B rows, S tokens of a row, n trained tokens, H hidden size.
@@ -22,7 +22,7 @@ def score_tokens(
     probes: Mapping[str, Probe] | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Scores:
-    """Log-probability of each trained token, entropy of its distribution and what the probes say of it.
+    """Log-probability of each trained token, entropy of the predicted distribution, and probe values.
 
     Args:
         network: a Hugging Face causal language model (sdpa or eager attention).
@@ -31,10 +31,10 @@ def score_tokens(
         chunk_elements: most logits of one chunk.
 
     Returns:
-        Nats [n] at the temperature of each token's rollout, float32 (float64 for a float64 network), constant.
+        Nats [n] at the temperature of each token's rollout, float32 (float64 for a float64 network), without gradient.
 
     Raises:
-        ConfigError: the model's attention window is shorter than a row.
+        ConfigError: the model's attention window is shorter than a row, or its output layer is not linear.
     """
     with torch.no_grad():
         hidden = hidden_states(network, packed)
@@ -42,10 +42,10 @@ def score_tokens(
 
 
 def check_head(network: nn.Module) -> None:
-    """Refuses a network that changes its logits in ways unknown here: its log-probs would be wrong.
+    """Checks that `Head` reproduces the network's logits: the log-probs of another network would be wrong.
 
     Raises:
-        ConfigError: its own logits of a few tokens differ from those that are trained.
+        ConfigError: the network's logits of a few tokens differ from those of `Head`.
     """
     model = cast(Any, network)
     head = Head.of(network)
@@ -61,7 +61,7 @@ def check_head(network: nn.Module) -> None:
 
 
 def hidden_states(network: nn.Module, packed: PackedRows) -> Tensor:
-    """Last hidden states [n, H] that predict the trained tokens. Raises as `score_tokens`."""
+    """Last hidden states [n, H] that predict the trained tokens. Raises ConfigError for a short attention window."""
     model = cast(Any, network)
     window = getattr(model.config, "sliding_window", None)
     if window is not None and packed.token_ids.shape[1] > window:

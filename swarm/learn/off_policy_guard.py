@@ -1,18 +1,18 @@
-"""Off-policy guard of a learner: from how off policy a step was, by source and age, to how careful the next one is.
+"""Off-policy guard of a learner: sets the caution of the next step from off-policy figures by source and age.
 
 Invariant: `decide` is a pure function of state, figures and settings; the state is plain numbers, kept with
 the checkpoint, so that a restart decides the same. Tightening is immediate, loosening waits (hysteresis).
 
-A figure of another node is its claim: log-probs of the generator cannot be checked. So a source that looks
-bad is set aside, and alone it can do no more; the lag bound follows several sources, or our own groups; the
+Figures of another node are claims: its generator's log-probs cannot be checked. So a source that looks bad is set
+aside, and one source alone changes nothing else. The lag bound follows several sources, or our own groups; the
 level (a cap on ratios, the safe recipe, no update at all) follows our own groups only. Own groups are those made
-here; on a trainer that leaves generation to nodes that follow it, they are what most of those nodes report, newcomers
-among them only where nobody else is. Two figures take nobody's word: how likely a source's tokens are under our own
-policy, and held-out accuracy (`held_out_effect`), upon whose fall the groups of all others are set aside.
+here; if nothing is made here, the majority of the followers (nodes that generate with our policy) stands for them,
+newcomers among them only if nobody else reports. Two figures need no trust: the likelihood of a source's tokens under
+our own policy, and held-out accuracy (`held_out_effect`), whose fall sets the groups of all others aside.
 
-Where nothing is made here the guard does not set every source aside for good: after `hold_steps` draws of
-sources set aside alone, those that deviate least are used under a cap on ratios (`GuardState.spared`), until another
-appears.
+If nothing is made here the guard does not set every source aside for good: after `hold_steps` draws from sources
+that are all set aside, those that deviate least are used under a cap on ratios (`GuardState.spared`), until another
+source appears.
 
 The coordinator's `OffPolicyAdvisor` shares the thresholds (`GuardLimits`) and steps in later, for all nodes at once.
 """
@@ -36,7 +36,7 @@ MAX_DEVIATION: Final = 1e6  # of figures that are not finite, too
 
 
 class GuardLevel(IntEnum):
-    """The caution of a step."""
+    """Level of caution of a step."""
 
     OPEN = 0  # the configured recipe
     CAPPED = 1  # tokens whose ratio to the generator is far from 1 are left out
@@ -46,7 +46,7 @@ class GuardLevel(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quarantine:
-    """A source that looked bad."""
+    """Quarantine of a source whose figures exceeded a threshold."""
 
     until: int  # step of the guard from which on it is used again
     patience: int  # factor on hold_steps the next time
@@ -56,7 +56,7 @@ class Quarantine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardState:
-    """Level, quarantined sources and what the guard counts between steps; part of the checkpoint."""
+    """State of the guard between steps: level, lag bound, quarantined sources, counters; part of the checkpoint."""
 
     level: GuardLevel = GuardLevel.OPEN
     max_age_steps: int  # lag bound, never above the configured one
@@ -73,7 +73,7 @@ class GuardState:
         return source in self.held and self.step < self.held[source].until
 
     def spared(self) -> frozenset[str]:
-        """The half of the sources set aside that deviates least; no newcomer where an established one is among them."""
+        """The less deviating half of the established sources set aside, else of newcomers; none at MAX_DEVIATION."""
         held = {source: hold for source, hold in self.held.items() if self.is_held(source)}
         ranked = sorted(held, key=lambda source: held[source].deviation)
         ranked = [source for source in ranked if not held[source].is_newcomer] or ranked
@@ -81,7 +81,7 @@ class GuardState:
         return frozenset(source for source in half if held[source].deviation < MAX_DEVIATION)
 
     def figures(self) -> dict[str, float]:
-        """As step diagnostics."""
+        """Figures of the state for step diagnostics, by name."""
         return {
             "guard_level": float(self.level),
             "guard_max_age_steps": float(self.max_age_steps),
@@ -91,7 +91,7 @@ class GuardState:
 
     @staticmethod
     def from_json(data: Mapping[str, Any], max_age_steps: int) -> "GuardState":
-        """The state that `dataclasses.asdict` and JSON made plain; an empty mapping is a run that begins."""
+        """The inverse of `dataclasses.asdict`, also after a JSON round trip; an empty mapping gives the first state."""
         if not data:
             return GuardState(max_age_steps=max_age_steps)
         held = {source: Quarantine(**hold) for source, hold in cast("dict[str, dict[str, Any]]", data["held"]).items()}
@@ -114,12 +114,12 @@ def decide(
     """The state for the next step.
 
     Args:
-        state: of this step.
+        state: the state for this step.
         stats: `off_policy_by_source` of this step.
         limits: thresholds.
         max_age_steps: the configured lag bound.
         likelihoods: `likelihood_by_source` of this step.
-        was_idle: every group of the draw was of a source set aside.
+        was_idle: no group of the draw was usable, at least one only because its source is set aside.
     """
     informative = [each for each in stats if each.num_tokens >= limits.min_tokens]
     trusted = [each for each in informative if not each.is_newcomer] or informative
@@ -150,10 +150,10 @@ def decide(
 
 
 def _own(whole: Sequence[OffPolicyStats]) -> OffPolicyStats | None:
-    """Figures of our own policy's groups over all ages; None where there are none.
+    """Figures of our own groups from `whole`, statistics over all ages; None if there are none.
 
-    Only those made here are beyond doubt. Where nothing is, the nodes that follow us stand for them, and of each figure
-    the better of the two in the middle counts: it takes more than half of them to move a level.
+    If nothing is made here, the followers stand for own groups: each figure is their median (the better of two middle
+    ones), so that only more than half of the followers can raise the level.
     """
     made_here = next((each for each in whole if each.is_made_here), None)
     followers = [each for each in whole if each.is_follower]
@@ -170,7 +170,7 @@ def _own(whole: Sequence[OffPolicyStats]) -> OffPolicyStats | None:
 
 
 def _level(state: GuardState, own: OffPolicyStats | None, limits: GuardLimits) -> tuple[GuardLevel, int, str]:
-    """(level, frozen steps, why) by our own groups; loosening is not decided here."""
+    """(level, frozen steps, reason) from our own groups; loosens only from FROZEN to SAFE."""
     if own is None:
         return (GuardLevel.SAFE, 0, "nothing to measure") if state.level is GuardLevel.FROZEN else (state.level, 0, "")
     alarm = _first_of(
@@ -188,9 +188,9 @@ def _level(state: GuardState, own: OffPolicyStats | None, limits: GuardLimits) -
 def _lag_bound(
     state: GuardState, informative: Sequence[OffPolicyStats], limits: GuardLimits, max_age_steps: int
 ) -> tuple[int, str]:
-    """(lag bound, why it fell): our own groups of an age look bad, or most of several sources do.
+    """(lag bound, reason); the bound falls if our own groups of an age, or those of most of several sources, look bad.
 
-    Where nothing is made here, our own groups are those of most nodes that follow us.
+    If nothing is made here, a majority of the followers stands for our own groups. The reason is "" without a fall.
     """
     bound = min(state.max_age_steps, max_age_steps)
     makes_own = _makes_own(informative)
@@ -212,7 +212,7 @@ def _are_most_followers(bad: Sequence[tuple[OffPolicyStats, str]], stats: Sequen
 
 
 def _own_nll(state: GuardState, likelihoods: Sequence[LikelihoodStats]) -> float | None:
-    """Nats per token of own groups, else of the established source in the middle, else what was known."""
+    """Nats per token of groups made here, else the median over established sources, else the value of `state`."""
     own = [each.nll for each in likelihoods if each.is_made_here]
     established = [each.nll for each in likelihoods if not each.is_newcomer]
     return median_low(own or established) if own or established else state.own_nll
@@ -230,7 +230,7 @@ class _Bad:
 def _unlikely(
     own_nll: float | None, likelihoods: Sequence[LikelihoodStats], limits: GuardLimits
 ) -> list[tuple[str, _Bad]]:
-    """Sources whose tokens our own policy would hardly have drawn."""
+    """Other nodes' sources whose tokens exceed the negative log-likelihood of own groups by over `tight_nll`."""
     if own_nll is None:
         return []
     return [
@@ -255,11 +255,11 @@ def _quarantine(
     unlikely: Sequence[tuple[str, _Bad]],
     limits: GuardLimits,
 ) -> dict[str, Quarantine]:
-    """Sources set aside next; the patience with a source that behaves for as long as it was held starts anew.
+    """Sources set aside next; a source that behaves for as long as its next hold would last is forgotten.
 
-    Followers are not where most of them look bad and nothing is made here: then it is the policy that moved away from
-    all of them, which level and lag bound answer, and without them nothing would be left to learn from. One that looks
-    bad while it is set aside stays so, with no more patience lost: it is measured because nothing else was drawn.
+    If nothing is made here and most followers look bad, their off-policy figures set none of them aside: the policy
+    moved away from all of them, which level and lag bound answer, and nothing else would be left to learn from. A
+    source that looks bad while it is set aside stays so, at unchanged patience: it was drawn for lack of others.
     """
     step = state.step + 1
     held = {
@@ -290,7 +290,7 @@ def _quarantine(
 
 
 def _deviation(stats: OffPolicyStats, limits: GuardLimits) -> float:
-    """The largest of its figures, as a multiple of its tight threshold."""
+    """The worst figure of a source, as a multiple of its tight threshold, at most MAX_DEVIATION."""
     ess = limits.tight_ess / stats.ess_share if stats.ess_share > 0 else MAX_DEVIATION
     figures = (ess, stats.mismatch_kl / limits.tight_kl, stats.log_ratio_m2 / limits.tight_m2)
     return max(map(_bounded, figures))
@@ -308,7 +308,7 @@ def _patience(state: GuardState, is_tighter: bool, changed: bool, is_calm: bool,
 
 
 def _trouble(stats: OffPolicyStats, limits: GuardLimits) -> str:
-    """The first figure beyond its tight threshold, with both numbers; "" where none is."""
+    """The first figure beyond the tight threshold, with both numbers; "" if none is."""
     return _first_of(
         _below("ess_share", stats.ess_share, limits.tight_ess),
         _above("mismatch_kl", stats.mismatch_kl, limits.tight_kl),
@@ -317,7 +317,7 @@ def _trouble(stats: OffPolicyStats, limits: GuardLimits) -> str:
 
 
 def _is_calm(stats: OffPolicyStats, limits: GuardLimits) -> bool:
-    """Every figure is on the good side of its loose threshold."""
+    """True if every figure is on the good side of its loose threshold."""
     return (
         stats.ess_share >= limits.loose_ess
         and stats.mismatch_kl <= limits.loose_kl

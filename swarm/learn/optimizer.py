@@ -45,7 +45,7 @@ class MasterAdamW:
             param.grad = None
 
     def gradient(self, param: Tensor) -> Tensor | None:
-        """The accumulated gradient of a parameter, in the dtype of its master; None where it is frozen."""
+        """The accumulated gradient of a parameter, in the dtype of its master; None if the parameter is frozen."""
         for name, own in self._params.items():
             if own is param:
                 master = self._masters[name]
@@ -74,8 +74,8 @@ class MasterAdamW:
         """Clips by global norm, updates masters and network; returns the norm before clipping.
 
         Args:
-            learning_rate: of this step.
-            max_grad_norm: infinite: nothing is clipped.
+            learning_rate: the rate of this step.
+            max_grad_norm: largest global norm; infinite: nothing is clipped.
 
         Raises:
             NonFiniteStep: the norm is not finite; nothing changed, the gradients are forgotten.
@@ -103,7 +103,7 @@ class MasterAdamW:
         return tensors
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restores what `state` gave, the network's rounded copy included. Raises KeyError on a missing master."""
+        """Restores a result of `state`, and the network's rounded copy. Raises KeyError for a missing master."""
         for name, master in self._masters.items():
             with torch.no_grad():
                 master.copy_(tensors[f"master.{name}"])
@@ -136,9 +136,9 @@ def _wide(tensor: Tensor, *, copy: bool) -> Tensor:
 def learning_rate(config: LearnerConfig, step: int) -> float:
     """The learning rate of the step that makes version `step`, >= 1; a scheduler without state.
 
-    Warm-up is linear, up to the full rate at step W = `warmup_steps`. The step after it has the full rate, too, as in
-    `get_cosine_schedule_with_warmup` of transformers, and the one after the last, N = `num_steps`, would have the rate
-    0; later ones, where a node goes on, keep it.
+    Warm-up is linear, up to the full rate at step W = `warmup_steps`. Step W + 1 has the full rate, too, as in
+    `get_cosine_schedule_with_warmup` of transformers. Unless the schedule is constant, all steps from `num_steps` + 1
+    on have the rate 0.
     """
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps

@@ -1,8 +1,8 @@
-"""Rows of tokens for forward passes: under a token budget, with one copy of each prompt and of what prompts begin with.
+"""Packing: rows of tokens for forward passes under a token budget, with shared prompts and beginnings copied once.
 
 Invariant: packing changes the cost of a step and never its value. A response token attends to its own prompt and its
-own response only, at the positions it was sampled at. Each conversation of a rollout is a response of its own here;
-those after the first have their opening as prompt.
+own response only, at the positions it was sampled at. Each conversation of a rollout is a separate response here; a
+conversation after the first has its opening as prompt.
 Shape letters: B rows, S tokens of the longest row, n trained tokens.
 """
 
@@ -22,7 +22,7 @@ LEAST_ALIKE = 16  # tokens that prompts begin with alike (a template, an instruc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRows:
-    """One micro-batch. Row = a prompt followed by one or more responses to it, or several of these that begin alike.
+    """One micro-batch. A row is a prompt with one or more responses, or several prompts that begin alike with theirs.
 
     The last token of a response is never an input: nothing after it is predicted.
     Example: prompt `a b`, responses `c d` and `e f g` give the row `a b c e f`, positions `0 1 2 2 3`,
@@ -51,11 +51,11 @@ class PackedRows:
 
     @property
     def num_padding(self) -> int:
-        """Padding tokens."""
+        """Number of padding tokens."""
         return int((self.segment_ids == PADDING).sum())
 
     def attention_mask(self) -> Tensor:
-        """bool [B, S, S]: token i sees j iff j <= i and j is of its prompt or of its response."""
+        """bool [B, S, S]: token i sees token j iff j <= i and j is in the prompt or the response of i."""
         segments, prompts = self.segment_ids, self.prompt_ids
         size = segments.shape[1]
         is_past = torch.ones(size, size, dtype=torch.bool, device=segments.device).tril()
@@ -83,7 +83,7 @@ class _Row:
         return cls(prompt, list(prompt), list(range(len(prompt))), [0] * len(prompt))
 
     def has_room(self, num_inputs: int, token_budget: int, break_even: float) -> bool:
-        """True where a response fits and sharing the prompt is worth the longer row.
+        """True if a response fits and sharing the prompt is worth the longer row.
 
         Attention costs the square of a row's length: (row + response)^2 - row^2 instead of (prompt + response)^2.
         """
@@ -110,7 +110,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """The tokens after one prompt: those of a rollout, or of one conversation of it."""
+    """Tokens that follow one prompt: a rollout's response, or one of its conversations."""
 
     prompt: list[int]
     token_ids: list[int]
@@ -125,19 +125,19 @@ def pack(
     num_ranks: int = 1,
     most_alike: int = 0,
 ) -> list[PackedRows]:
-    """Micro-batches of similar row lengths, each within the budget, together every trained token once.
+    """Packs every trained token once into micro-batches within the budget, each of rows of similar length.
 
-    A row that holds a whole group is split over several rows only where it alone exceeds the budget;
-    a single response that exceeds it is a micro-batch of its own.
+    A group takes several rows if one row would exceed the budget or is not worth it (`break_even`); a row of a single
+    response that exceeds the budget is a micro-batch by itself.
 
     Args:
         batch: the whole step; rollouts without a trained token are left out.
         token_budget: tokens of one micro-batch, padding included.
         break_even: context in tokens at which attention costs a token as much as its linear layers. A response joins
-            a row only where the copy of the prompt that this saves costs more than masked attention to the others:
-            -inf gives one row per rollout.
-        num_ranks: processes that share the work: no micro-batch has more rows than one's share of them.
-        most_alike: longest row that may come of prompts that begin alike; 0: each has a row of its own.
+            a row only if a second copy of the prompt would cost more than masked attention to the other responses:
+            -inf gives one row per response.
+        num_ranks: processes that share the work: no micro-batch has more rows than one rank's share.
+        most_alike: most tokens of a row that joins prompts that begin alike; 0, or several ranks: none are joined.
     """
     made = _rows(batch, token_budget, break_even)
     if num_ranks == 1:  # several processes need rows to share
@@ -185,7 +185,7 @@ def _rows(batch: Batch, token_budget: int, break_even: float) -> list[_Row]:
 
 
 def _joined(rows: list[_Row], longest: int, break_even: float) -> list[_Row]:
-    """The rows, those whose prompts begin alike behind one copy of that where it saves more than longer rows cost."""
+    """Joins rows whose prompts begin alike behind one copy of the beginning, if that outweighs the longer row."""
     alike: dict[tuple[int, ...], list[_Row]] = {}
     joined: list[_Row] = []
     for row in rows:
@@ -229,7 +229,7 @@ def _one_row(rows: list[_Row], shared: int) -> _Row:
 
 
 def _by_conversation(whole: _Response, conversations: list[int]) -> list[_Response]:
-    """The tokens of a rollout by conversation; each conversation after the first begins with its opening."""
+    """A rollout's tokens as one response per conversation; after the first, the opening becomes the prompt."""
     columns: dict[int, list[int]] = {}
     for column, conversation in enumerate(conversations):
         columns.setdefault(conversation, []).append(column)

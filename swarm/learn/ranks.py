@@ -19,9 +19,9 @@ Result = TypeVar("Result")
 
 
 class Ranks(Protocol):
-    """Division of a step among processes; with one process every method is the identity."""
+    """Division of a step among processes, alike on all of them; see `OneProcess` for the trivial case."""
 
-    on_progress: OnProgress  # that a micro-batch was made
+    on_progress: OnProgress  # called after each micro-batch
 
     @property
     def index(self) -> int:
@@ -43,22 +43,22 @@ class Ranks(Protocol):
         ...
 
     def optimizer(self, network: nn.Module, betas: tuple[float, float], weight_decay: float) -> MasterAdamW:
-        """The optimizer of a prepared network."""
+        """Returns a new optimizer of a prepared network's trainable parameters."""
         ...
 
     def run(self, network: nn.Module, work: Callable[[], Result]) -> Result:
-        """Runs one forward pass with the network's weights gathered; all ranks must make equally many."""
+        """Runs `work`, one pass with the network's weights gathered; all ranks must make equally many passes."""
         ...
 
     def assign(self, num_parts: int) -> Sequence[tuple[int, bool]]:
-        """(index, does its result count) of each of `num_parts` micro-batches that this rank computes.
+        """(index, result counts) of each micro-batch, of `num_parts` in all, that this rank computes.
 
-        Where they do not divide evenly a rank repeats one without effect, so that all make equally many passes.
+        If they do not divide evenly, a rank repeats one whose result does not count: all make equally many passes.
         """
         ...
 
     def gather_rows(self, values: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-        """`values` [N, L], each row taken from the rank that computed it; rows nobody computed come from rank 0."""
+        """`values` [N, L] with the rows `parts[i]` from the rank that micro-batch i counts on, else from rank 0."""
         ...
 
     def all_sum(self, value: float) -> float:
@@ -70,7 +70,7 @@ class Ranks(Protocol):
         ...
 
     def gather_whole(self, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
-        """Whole parameters or optimizer state of a prepared network, one by one; on rank 0 only."""
+        """Yields (name, whole tensor) of a prepared network's parameters or optimizer state; on rank 0 only."""
         ...
 
 
@@ -118,7 +118,7 @@ class OneProcess:
 
 
 def each_assigned(ranks: Ranks, num_parts: int, what: str) -> Iterator[tuple[int, bool]]:
-    """`Ranks.assign`, with a report at the beginning and after each micro-batch of how far this rank is."""
+    """Yields the pairs of `Ranks.assign` and reports progress at the beginning and after each micro-batch."""
     assigned = ranks.assign(num_parts)
     ranks.on_progress(what, 0, len(assigned))
     for done, each in enumerate(assigned, 1):

@@ -1,6 +1,6 @@
-"""Scores that recipes ask for before a step learns: of other policies, of right answers, without observations.
+"""Scores that recipes request before a step: under other policies, of right answers, and without observations.
 
-Invariant: each is made only where a recipe of the step needs it, without gradient, with the weights before the step.
+Invariant: each score is computed only if a recipe needs it, without gradient, with the weights before the step.
 A right answer comes from this node's own environment, never from the maker of the episode.
 Shape letters: N rollouts, K most turns, L longest response in tokens.
 """
@@ -33,14 +33,14 @@ NOTHING: Final = "No information found."
 
 
 class ReferencePolicy:
-    """The initial weights, frozen, for KL terms and reference ratios; after a restart checked by digest.
+    """Reference policy: the frozen initial weights, for KL terms and reference ratios.
 
     A network with low-rank adapters is its own reference with the adapters off. Any other network is copied, which
     costs its size in memory once more.
     """
 
     def __init__(self, network: nn.Module, ranks: Ranks) -> None:
-        """Takes a network with the initial weights, before `Ranks.prepare`."""
+        """`network` has the initial weights; `Ranks.prepare` has not been called on it."""
         self._ranks = ranks
         self._digest = _digest(network)
         if any(isinstance(module, LoraLinear) for module in network.modules()):
@@ -55,7 +55,7 @@ class ReferencePolicy:
             return score_batch(self._network, batch, plan, ranks=self._ranks).logprobs
 
     def digest(self) -> str:
-        """SHA-256 (hex) of its weights."""
+        """SHA-256 (hex) of the initial weights without adapters."""
         return self._digest
 
 
@@ -84,7 +84,7 @@ def _adapters_off(network: nn.Module) -> Generator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestedScores:
-    """Adds to the batch of a step what its recipes need of it beside the generator's log-probs.
+    """Adds to a step's batch the scores that its recipes need beside the generator's log-probs.
 
     Example:
         batch = scores.add(recipes, batch, measured)
@@ -100,7 +100,7 @@ class RequestedScores:
     updates_per_step: int
 
     def add(self, recipes: RecipeSet, batch: Batch, measured: Measured) -> Batch:
-        """The whole draw with its scores; the seconds that they took go to `measured`."""
+        """The batch with the scores that the recipes need; adds the seconds of scoring to `measured`."""
         if Requirement.ANSWER_PROBS in recipes.needs:
             with self._timing("answers", measured):
                 probs = answer_probs(batch, self.tokenizer, self._answers(batch), self._score)
@@ -131,7 +131,7 @@ class RequestedScores:
         return [self.answer_of(env, int(number)) for env, _, number in names]
 
     def _needs_proximal(self, recipes: RecipeSet) -> bool:
-        """With one update of a draw its policy is the proximal one, which shows once a token is scored."""
+        """True if proximal log-probs need a pass before the updates; a single update scores them anyway."""
         has_several_updates = self.updates_per_step > 1 or updates_by_turn(recipes)
         return any(
             Requirement.PROXIMAL_LOGPROBS in recipe.needs and (has_several_updates or recipe.needs_proximal_first)
@@ -155,8 +155,8 @@ def answer_probs(
 
     Args:
         batch: the whole step.
-        tokenizer: of the policy; the end token is no part of an answer.
-        answers: of each group, as an action would say it.
+        tokenizer: the policy's; an answer is encoded without the end token.
+        answers: right answer of each group, written as an action.
         score: the policy's log-probs [rows, L] of the trained tokens of a batch.
     """
     num_turns = [1] * batch.num_rollouts if batch.num_turns is None else batch.num_turns.clamp(min=1).tolist()
@@ -172,14 +172,14 @@ def answer_probs(
 
 
 def _begins(turn_ids: Sequence[int], num_turns: int) -> list[int]:
-    """[K] first token of each turn.
+    """[K] index of the first token of each turn.
 
     A turn without tokens begins where the next one does; a turn that was cut off begins where the last one did. So no
     turn is credited with an answer that it did not see.
 
     Args:
         turn_ids: [L] of a row, in order; 0 behind its end.
-        num_turns: of the episode.
+        num_turns: K, turns of the episode.
     """
     starts = [0]
     for turn in range(1, num_turns):
@@ -188,7 +188,7 @@ def _begins(turn_ids: Sequence[int], num_turns: int) -> list[int]:
 
 
 def asked_batch(batch: Batch, places: Sequence[tuple[int, int]], answers: Sequence[Sequence[int]]) -> Batch:
-    """A row for each (rollout, token): what came before the token, then the group's answer, which alone is scored."""
+    """A row for each (rollout, token): the tokens before it, then the group's answer, the only part to be scored."""
     device, groups = batch.mask.device, batch.group_index.tolist()
     shape = (len(places), max(start + len(answers[groups[row]]) for row, start in places))
     token_ids = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -210,9 +210,10 @@ def asked_batch(batch: Batch, places: Sequence[tuple[int, int]], answers: Sequen
 
 
 def feedback_shifts(batch: Batch, tokenizer: Tokenizer, score: Callable[[Batch], Tensor]) -> Tensor:
-    """Mean log-prob of the next turn's tokens minus that without this turn's observation: float32 [N, K], else 0.
+    """Mean log-prob of the next turn's tokens minus that without this turn's observation: float32 [N, K].
 
-    "Without" means the same tokens, those of the observation replaced by `NOTHING`. Arguments as of `answer_probs`.
+    "Without" means that `NOTHING` replaces the observation's tokens. A turn without an observation or a next turn with
+    trained tokens has 0. Arguments as in `answer_probs`.
     """
     most = 1 if batch.turn_rewards is None else batch.turn_rewards.shape[1]
     found = torch.zeros((batch.num_rollouts, most), dtype=torch.float32, device=batch.mask.device)
@@ -239,7 +240,7 @@ def _observed(batch: Batch, row: int, turn: int) -> Tensor:
 
 
 def _answered(batch: Batch) -> list[tuple[int, int]]:
-    """(rollout, turn) with an observation and a next turn that has trained tokens."""
+    """(rollout, turn) pairs that have an observation and a next turn with trained tokens."""
     if batch.num_turns is None:
         return []
     return [
@@ -251,9 +252,9 @@ def _answered(batch: Batch) -> list[tuple[int, int]]:
 
 
 def masked_batch(batch: Batch, places: Sequence[tuple[int, int]], nothing: Sequence[int] | None) -> Batch:
-    """A row for each (rollout, turn), of which the next turn alone is scored; `nothing` stands for the observation.
+    """A row for each (rollout, turn) that scores only the next turn; `nothing`, if given, replaces the observation.
 
-    Cut off or repeated in its last token to the length of the observation, so that all else keeps its place.
+    `nothing` is cut off, or its last token repeated, to the observation's length, so that all else keeps its place.
     """
     rollouts = [row for row, _ in places]
     token_ids = batch.token_ids[rollouts]

@@ -1,4 +1,4 @@
-"""The data of each optimizer update of a step: groups, and for recipes that ask for it one turn at a time.
+"""Step plan: splits a draw into optimizer updates by groups and, for recipes that ask for it, by turns.
 
 Invariant: every trained token of the draw is learned from in exactly one update.
 """
@@ -18,7 +18,7 @@ from swarm.objectives.part import Requirement
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """A draw with advantages, and what each optimizer update learns from; made once per step."""
+    """A draw with advantages, and its slices by recipe for each optimizer update; made once per step."""
 
     batch: Batch  # the whole draw
     slices: tuple[RecipeSlice, ...]  # of the whole draw, by recipe
@@ -26,17 +26,17 @@ class StepPlan:
 
 
 def split_step(batch: Batch, slices: Sequence[RecipeSlice], recipes: RecipeSet, updates_per_step: int) -> StepPlan:
-    """The updates of a draw that has its advantages: `updates_per_step` of them, or as many for each turn.
+    """Splits a draw with advantages into at most `updates_per_step` updates, or as many for each range of turns.
 
     Args:
         batch: the whole draw.
-        slices: of it, by recipe.
-        recipes: the main one says whether turns have updates of their own.
-        updates_per_step: parts that groups are split into.
+        slices: the whole draw's slices, by recipe.
+        recipes: the main one decides if turns have their own updates.
+        updates_per_step: most parts that the groups are split into.
 
     Returns:
-        A recipe that stands in for the main one learns turn by turn as well, but sees no turn behind: what it adds to
-        the loss beside advantages would count those tokens in several updates.
+        The plan. A fallback recipe without TURN_UPDATES learns turn by turn as well, but sees no later turns: its loss
+        terms beside the advantages would count their tokens in several updates.
     """
     by_turn = updates_by_turn(recipes)
     if updates_per_step == 1 and not by_turn:
@@ -65,17 +65,17 @@ def _seen_by_its_recipe(part: RecipeSlice) -> Batch:
 
 
 def updates_by_turn(recipes: RecipeSet) -> bool:
-    """True where the main recipe asks for an update of each turn: then the others learn turn by turn, too."""
+    """True if the main recipe asks for updates by turn; the other recipes then learn turn by turn, too."""
     return Requirement.TURN_UPDATES in recipes.main.needs
 
 
 def minibatches(batch: Batch, count: int) -> list[tuple[Tensor, Batch]]:
-    """Splits a draw by whole groups into at most `count` batches, each with totals of its own.
+    """Splits a draw by whole groups into at most `count` batches, each with its own totals.
 
-    Group g goes to batch g mod count, so that each has local and external groups alike.
+    Group g goes to batch g mod count, which mixes local and external groups.
 
     Returns:
-        (indices of its rollouts in `batch`, int64; the batch) of each.
+        For each batch, the int64 indices of its rollouts in `batch`, and the batch.
     """
     num_groups = len(batch.prompts)
     split = [list(range(first, num_groups, count)) for first in range(min(count, num_groups))]
@@ -83,10 +83,10 @@ def minibatches(batch: Batch, count: int) -> list[tuple[Tensor, Batch]]:
 
 
 def turn_ranges(batch: Batch) -> list[tuple[int, int]]:
-    """First and last turn of each update, the last turn first; nobody's episodes make updates that are theirs alone.
+    """(first, last) turn of each update, the deepest turns first.
 
-    Turns deeper than any of our own episodes are learned from together with the deepest that these have. Without own
-    ones the longest episode of a source says how deep that is: the median over established sources, else over all.
+    All turns from the deepest one of our own episodes on share an update, so that deeper episodes of others add none.
+    Without own episodes this turn is the median of the sources' deepest turns, over established sources, else over all.
     """
     turns: list[int] = batch.turn_ids[batch.mask].unique().tolist()
     depth = torch.where(batch.mask, batch.turn_ids, 0).amax(dim=1)
@@ -106,10 +106,10 @@ def turn_ranges(batch: Batch) -> list[tuple[int, int]]:
 
 
 def of_turns(batch: Batch, turns: tuple[int, int]) -> Batch | None:
-    """The batch to learn from some turns alone: advantages of others are 0, and only those behind them are scored too.
+    """The batch for an update of `turns` (first, last), masked from the first turn on, with advantage 0 after the last.
 
     Returns:
-        None where the turns have no trained token.
+        The batch; None if the turns have no trained token.
     """
     part = with_mask(replace(batch, turns=turns), batch.mask & (batch.turn_ids >= turns[0]))
     learned = part.learned

@@ -1,7 +1,7 @@
 """Chat template of a model: messages to text, with contents that stay distinct from the template's own text.
 
-Invariant: what it writes is a function of the template's text, its tokens and the messages. No clock enters: templates
-that ask for the date get DATE, so that every node writes the same prompt, today and when it is replayed.
+Invariant: the text is a function of the template, its tokens and arguments, and the messages. No clock enters:
+templates that ask for the date get DATE, so that every node writes the same prompt, today and when it is replayed.
 """
 
 import re
@@ -21,10 +21,10 @@ _MARKS: Final = range(0xF0000, 0x10FFFE)  # characters that Unicode leaves to pr
 
 
 class ChatTemplate:
-    """A jinja template with the tokens that it can name, and the arguments that its model is asked with."""
+    """A jinja template, with the special tokens and the arguments to render it with."""
 
     def __init__(self, text: str, tokens: Mapping[str, str], arguments: Mapping[str, TemplateArgument]) -> None:
-        """`tokens` by name, as `bos_token`. Raises ConfigError for an argument that the template never names."""
+        """`tokens` are by name, as `bos_token`. Raises ConfigError for an argument that the template never names."""
         for name in arguments:
             if re.search(rf"\b{re.escape(name)}\b", text) is None:
                 raise ConfigError(f"model.template_arguments: the chat template never names {name!r}; leave it out")
@@ -35,12 +35,12 @@ class ChatTemplate:
         self._formats = {found.group(2) for found in _DATE_FORMAT.finditer(text)}
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The text up to where generation begins: a last message of role `assistant` is continued."""
+        """The text up to where generation begins; continues a last message of role `assistant`. Raises ConfigError."""
         is_prefilled = bool(messages) and messages[-1].role == "assistant"
         return self._render(messages, continue_final_message=is_prefilled, add_generation_prompt=not is_prefilled)
 
     def render_next(self, messages: Sequence[Message]) -> str:
-        """The text up to where a turn after all of `messages` begins; the last may be of role `assistant`."""
+        """The text up to where a turn after all of `messages` begins, after an assistant's too. Raises ConfigError."""
         return self._render(messages, continue_final_message=False, add_generation_prompt=True)
 
     def _render(self, messages: Sequence[Message], **options: Any) -> str:
@@ -73,7 +73,7 @@ def read_chat_template(
     """The template of a folder in Hugging Face layout; `settings` are those of tokenizer_config.json.
 
     Raises:
-        ConfigError: there is none, or it has no use for an argument.
+        ConfigError: there is none, it is not UTF-8, or it never names an argument.
     """
     file = folder / "chat_template.jinja"
     try:
@@ -88,7 +88,7 @@ def read_chat_template(
 
 
 def _default_of(template: Any) -> Any:
-    """The default of several named templates, which some files list."""
+    """The template itself, or of a list of named ones the one named `default`; None if there is none."""
     if not isinstance(template, list):
         return template
     named = {each.get("name"): each.get("template") for each in cast("list[Any]", template) if isinstance(each, dict)}
@@ -104,7 +104,7 @@ class MarkedContents:
     """
 
     def __init__(self, messages: Sequence[Message], controls: Mapping[str, re.Pattern[str]]) -> None:
-        """`controls` match control tokens by role; those of "" count for other roles."""
+        """`controls` match control tokens by role; the pattern of "" is for all other roles."""
         used = {char for message in messages for char in message.content if ord(char) in _MARKS}
         unused = (char for char in map(chr, _MARKS) if char not in used)
         opening, closing = next(unused), next(unused)
@@ -120,7 +120,7 @@ class MarkedContents:
         )
 
     def split(self, rendered: str) -> list[str]:
-        """Text and spelled tokens in turn, text first."""
+        """Splits rendered text into plain text and spelled control tokens, alternating, text first."""
         return [piece or "" for piece in self._pattern.split(rendered)]
 
 

@@ -1,4 +1,4 @@
-"""A compute dtype and the reason for it, for commands that do not open torch too."""
+"""Compute dtype and the reason for its choice, without torch, so that light commands can import it."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,12 @@ class ComputeChoice:
 
     @property
     def is_slow(self) -> bool:
-        """True for bfloat16 where float32 is faster; the reverse, as of a checkpoint, costs little."""
+        """True for bfloat16 where float32 is faster; the reverse costs little."""
         return self.dtype == "bfloat16" and self.fastest == "float32"
 
     @property
     def advice(self) -> str:
-        """One sentence where the dtype is slow; else empty."""
+        """One sentence of advice if the dtype is slow; else empty."""
         if not self.is_slow:
             return ""
         factor = self.float32_gflops / max(self.bfloat16_gflops, 1e-9)
@@ -35,6 +35,6 @@ class ComputeChoice:
 
     @property
     def words(self) -> str:
-        """One line for people."""
+        """Dtype, reason and measured speeds as text for people, in one line."""
         speeds = f": {self.float32_gflops:.1f} GFLOP/s in float32, {self.bfloat16_gflops:.1f} in bfloat16"
         return f"{self.dtype} ({self.reason}{speeds if self.float32_gflops else ''})"

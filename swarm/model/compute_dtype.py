@@ -1,7 +1,7 @@
-"""The dtype that this machine computes a model in: as configured, or the one that was measured to be faster here.
+"""Compute dtype of a model on this machine: as configured, or the one that was measured to be faster here.
 
-Invariant: it holds every published value, so it decides how fast and how exactly a version is computed with, never
-which version it is. Without hardware for it bfloat16 is several times slower (docs/measurements/compute_dtype.md).
+Invariant: the compute dtype holds every published value, so it decides the speed and exactness of passes, never the
+version. bfloat16 is several times slower without hardware support (docs/measurements/compute_dtype.md).
 """
 
 import json
@@ -31,7 +31,7 @@ from swarm.process import file_lock, read_json
 logger = logging.getLogger(__name__)
 
 Products = Mapping[tuple[int, int], int]
-"""(inputs, outputs) of a linear layer -> how many layers of a model are of this size."""
+"""(inputs, outputs) of a linear layer -> number of a model's layers of this size."""
 
 BUDGET_S: Final = 1.0  # of all probes, on an idle machine
 WORTH_IT: Final = 1.1  # times faster that bfloat16 has to be: below it the more exact one is taken
@@ -49,11 +49,11 @@ _CAPABILITIES: Final = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_C
 
 
 def place(network: nn.Module, device: str | torch.device, setting: str = "auto") -> None:
-    """Moves a loaded network to its device, and lets it compute there in the dtype to be (blocking, a second at first).
+    """Moves a loaded network to a device and widens it to its compute dtype (blocking, a second at first).
 
     Args:
         network: as loaded, in the published dtype.
-        device: of a configuration, or torch's.
+        device: the name of one as in a configuration, or a torch device.
         setting: `compute_dtype` of a configuration.
     """
     where = pick_device(device) if isinstance(device, str) else device
@@ -68,11 +68,11 @@ def choose(setting: str, published: str, device: torch.device, products: Product
     """The compute dtype for a model whose tensors are published in `published` (blocking, a second at first).
 
     Args:
-        setting: `compute_dtype` of a configuration, checked against the published dtype there.
+        setting: `compute_dtype` of a configuration, which checks it against the published dtype.
         published: dtype of the run's tensors.
-        device: where the model is.
-        products: of the model.
-        saved: dtype of the checkpoint that a run goes on from, which `auto` keeps.
+        device: the model's device.
+        products: linear layers of the model.
+        saved: compute dtype of the checkpoint that a run resumes from, which `auto` keeps; "": none.
     """
     if published == "float32":
         return ComputeChoice(dtype="float32", reason="the run publishes it")
@@ -103,13 +103,14 @@ def products_of(network: nn.Module) -> Products:
 
 
 def remembered_speeds(products: Products, path: Path | None = None) -> dict[str, float]:
-    """GFLOP/s by dtype of these products on this CPU, measured where that was not done before (blocking).
+    """GFLOP/s by dtype of these products on this CPU, measured if no earlier result is on file (blocking).
 
-    One process of the machine measures at a time; those that wait for it find its result.
+    One process of the machine measures at a time, and others wait up to a minute for the result. If the file cannot
+    be locked or written, this process measures and keeps nothing.
 
     Args:
-        products: of the model.
-        path: where figures are kept; None: in the cache of converted models.
+        products: linear layers of the model.
+        path: file of the results; None: in the cache of converted models.
     """
     path = path or default_cache_dir() / "compute_speeds.json"
     key = _key(products)
@@ -129,10 +130,10 @@ def remembered_speeds(products: Products, path: Path | None = None) -> dict[str,
 
 
 def measure_speeds(products: Products) -> dict[str, float]:
-    """GFLOP/s by dtype of a token that is decoded once and learned from once (blocking, BUDGET_S on idle cores).
+    """GFLOP/s by dtype of a token that is decoded once and learned from once; 0 without products (blocking).
 
     Every kind of product is timed on a slice of the layer: decoding a few sequences, the forward pass of the learner,
-    and the gradients by inputs and by weights. A dtype that takes more than its share of the budget is timed once.
+    and the gradients by inputs and by weights. All takes about BUDGET_S on idle cores: a slow probe is not repeated.
     """
     if not products:
         return dict.fromkeys(_DTYPES, 0.0)
@@ -175,11 +176,11 @@ class _Probe:
 
     @property
     def seconds(self) -> float:
-        """Of a multiply-add of every kind."""
+        """Best seconds of a multiply-add, summed over the kinds of products."""
         return sum(self._best_s.values())
 
     def run(self, share_s: float) -> None:
-        """Times each kind once more, unless this one takes longer than its share."""
+        """Times each kind once more, unless one took longer than `share_s` in an earlier run."""
         if self._is_slow:
             return
         for kind in _KINDS:
@@ -193,7 +194,7 @@ class _Probe:
 
 
 def _decode(probe: _Probe, until_s: float) -> int:
-    """Passes of a few sequences through weights that no cache holds, as a model's are; multiply-adds."""
+    """Passes a few sequences through weights that no cache holds, as a model's; returns the number of multiply-adds."""
     done = 0
     for weight in probe.weights:
         nn.functional.linear(probe.few, weight)
@@ -231,7 +232,7 @@ def _key(products: Products) -> str:
 
 
 def _processor() -> str:
-    """Model and a digest of the flags, where Linux has them."""
+    """Model of the processor, and a digest of the flags that Linux lists."""
     facts: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -243,7 +244,7 @@ def _processor() -> str:
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
-    """Remembered speeds; none where the file is missing or not as it was written."""
+    """Remembered speeds by key; empty if the file is missing or damaged, without entries out of bounds."""
     try:
         known: Any = read_json(path, _MOST_BYTES) if path.is_file() else {}  # no pipe, which would be waited for
         found = {str(key): {dtype: float(speeds[dtype]) for dtype in _DTYPES} for key, speeds in known.items()}

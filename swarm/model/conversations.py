@@ -1,10 +1,10 @@
 """Conversations of an episode: the token ids that each turn continues.
 
 Most episodes are one conversation. An environment may open others: one that goes on from a summary, or the private view
-of another role. Their tokens stand in one row in the order of time; each sees those of its own conversation alone, and
-the prompt of the task belongs to the first one.
+of another role. All tokens stand in one row in the order of time; each token sees only its own conversation, and the
+prompt of the task belongs to the first one.
 
-Invariant: a conversation is only appended to; what is appended follows from tokenizer, actions and replay.
+Invariant: a conversation is only appended to; the appended tokens follow from tokenizer, actions and replay.
 Shape letters: T response tokens.
 """
 
@@ -33,14 +33,14 @@ class Conversations:
         self._are_ended: list[bool] = [False]  # whether the newest action of each has its end token
 
     def observe(self, transition: Transition, is_ended: bool) -> Observation:
-        """The tokens before the next action.
+        """Tokens of an observation, which come before the next action.
 
         Args:
-            transition: of the newest action; not the end.
-            is_ended: whether that action has its end token.
+            transition: outcome of the newest action, which does not end the episode.
+            is_ended: True if that action has an end token.
 
         Raises:
-            ConfigError: the messages have no tokens here.
+            ConfigError: the tokenizer cannot encode the messages.
         """
         self._are_ended[self._newest] = is_ended
         self._newest = transition.conversation
@@ -56,12 +56,12 @@ class Conversations:
 def conversation_ids(
     of_turns: Sequence[int], turn_ids: NDArray[np.integer], action_mask: BoolArray
 ) -> NDArray[np.int64]:
-    """[T] conversation of each token; an observation is in that of the action after it.
+    """[T] conversation of each token; an observation belongs to the conversation of the action after it.
 
     Args:
         of_turns: conversation of each action.
-        turn_ids: [T].
-        action_mask: [T].
+        turn_ids: [T], number of each token's action; an observation has that of the action before it.
+        action_mask: [T], True for the tokens of actions.
     """
     turns = np.array(of_turns, np.int64)
     return turns[np.where(action_mask, turn_ids, turn_ids + 1).clip(max=len(turns) - 1)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Writes config, bfloat16 safetensors and tokenizer of a GGUF file to an existing folder.
+    """Converts a GGUF file: writes config, bfloat16 safetensors and tokenizer to an existing folder.
 
     Raises:
         ImportError: transformers, gguf or accelerate is missing (the learn extra).

@@ -1,4 +1,4 @@
-"""The device that holds a model: which one, when it is done, and how much of its memory was taken.
+"""Device of a model: choice from the configuration, synchronisation, and memory figures.
 
 Invariant: nothing here opens a device that the configuration did not ask for.
 """
@@ -11,10 +11,10 @@ from swarm.errors import ConfigError
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that `device` of a configuration means here.
+    """The torch device for the key `device` of a configuration; `auto` takes a GPU if there is one.
 
     Raises:
-        ConfigError: torch does not see it.
+        ConfigError: torch cannot use the GPU.
     """
     # is_available asks the driver, device_count alone counts cards that a driver too old for this torch cannot use
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -29,7 +29,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def wait_for(device: torch.device) -> None:
-    """Returns once a GPU has done what it was given, so that a clock measures the work and not its start."""
+    """Waits until a GPU has finished all submitted work, so that a clock measures the work; no effect on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -39,19 +39,19 @@ class DeviceMemory:
     """Bytes of a GPU's memory."""
 
     total: int
-    free: int  # whoever holds the rest
+    free: int  # of all processes
     peak: int  # most that tensors of this process took since `forget_peak`
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begins the measurement of the peak anew."""
+    """Resets the peak of memory use on a GPU."""
     if device.type == "cuda":
         torch.cuda.init()  # nothing may have been on it yet, which torch refuses to forget
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """Memory of a GPU; None of the CPU, whose memory is the machine's."""
+    """Memory figures of a GPU; None for the CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)

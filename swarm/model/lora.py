@@ -21,7 +21,7 @@ _SUFFIXES = (".lora_a", ".lora_b")
 
 
 def is_adapter_name(name: str) -> bool:
-    """True for the state name of an adapter factor."""
+    """True if `name` is the state name of an adapter factor."""
     return name.endswith(_SUFFIXES)
 
 
@@ -36,7 +36,7 @@ class LoraLinear(nn.Linear):
     def around(
         cls, base: nn.Linear, rank: int, scale: float, seed: torch.Generator, published: torch.dtype
     ) -> "LoraLinear":
-        """An adapted layer that shares the base's weight and bias; its factors have values of the published dtype."""
+        """An adapted layer that shares the base's weight and bias; the factors' values fit the published dtype."""
         layer = cls(base.in_features, base.out_features, bias=False, device="meta")
         layer.weight, layer.bias, layer.scale = base.weight, base.bias, scale
         bound = 1.0 / math.sqrt(base.in_features)
@@ -58,12 +58,12 @@ def add_adapters(
 
     Args:
         rank: > 0.
-        scale: of what they add.
-        targets: last names of the layers; empty: all but the output head.
-        seed: of the first factors; equal seeds give equal adapters on every node.
+        scale: factor of the adapters' output.
+        targets: last names of the layers; empty: all; the output head never gets an adapter.
+        seed: random seed of the factors `lora_a`; equal seeds give equal adapters on every node.
 
     Raises:
-        ConfigError: the network has no linear layer to adapt, or none of a name.
+        ConfigError: the network has no linear layer to adapt, or none with a name in `targets`.
     """
     head = getattr(network, "get_output_embeddings", lambda: None)()
     network.requires_grad_(False)
@@ -80,13 +80,13 @@ def add_adapters(
 
 
 def with_shared_weights(network: nn.Module) -> nn.Module:
-    """The same network with modules of its own and no tensor of its own: adapters on it are not on the other."""
+    """A copy of the network that shares all tensors: adapters added to the copy do not change the original."""
     tensors = chain(network.parameters(), network.buffers())
     return copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
 
 
 def linear_names(network: nn.Module, *, attention: bool) -> set[str]:
-    """Last names of the linear layers in blocks of attention, or of those elsewhere but for the output head."""
+    """Last names of the linear layers in attention blocks, or of all others except the output head."""
     head = getattr(network, "get_output_embeddings", lambda: None)()
     return {
         path.rpartition(".")[2]
@@ -96,7 +96,7 @@ def linear_names(network: nn.Module, *, attention: bool) -> set[str]:
 
 
 def merge_adapters(network: nn.Module) -> None:
-    """Puts a plain layer in the place of each adapted one, with a weight of the published dtype's values."""
+    """Replaces each adapted layer by a plain one with the merged weight, rounded to the published dtype."""
     for path, parent in list(network.named_modules()):
         for key, child in list(parent.named_children()):
             if isinstance(child, LoraLinear):
@@ -109,7 +109,7 @@ def merge_adapters(network: nn.Module) -> None:
 
 
 def merged_tensors(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Published tensors of the base model with published adapters in them."""
+    """Published tensors of the base model, with published adapters merged into the weights."""
     merged = dict(base)
     for name, second in adapters.items():
         layer, _, factor = name.rpartition(".")

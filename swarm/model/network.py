@@ -27,7 +27,7 @@ _ATTENTION: Final = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """A network ready for scoring, its tokenizer, and the digest of the weights it came with."""
+    """A network ready for scoring, its tokenizer, and the digest of its initial weights."""
 
     network: nn.Module  # transformers causal LM, eval mode; trainable parameters require grad
     tokenizer: Tokenizer
@@ -35,7 +35,7 @@ class LoadedModel:
 
     @property
     def context_tokens(self) -> int:
-        """Most of a prompt and its answer that the model was made for."""
+        """Most tokens of a prompt with its answer that the model was made for."""
         return most_tokens(self.network)
 
 
@@ -43,10 +43,11 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
     """Network and tokenizer of a configured model.
 
     Args:
-        cache_dir: of converted models; None takes default_cache_dir().
+        cache_dir: folder of converted models; None takes default_cache_dir().
 
     Raises:
-        ConfigError: missing package, folder or file, incomplete checkpoint, or a digest other than `model.digest`.
+        ConfigError: missing package, folder or file, incomplete checkpoint, unsupported architecture, no layer for
+            adapters, or a digest other than `model.digest`.
     """
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
     if config.source in SHIPPED:
@@ -67,7 +68,7 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
 
 
 def most_tokens(network: nn.Module) -> int:
-    """Positions of a transformers network."""
+    """Maximum number of positions of a transformers network, in tokens."""
     config: Any = network.config
     return int(config.get_text_config().max_position_embeddings)
 
@@ -157,7 +158,7 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 
 def _require_attention(folder: Path, shape: Any) -> None:
-    """Refuses, before its weights are read, a network that keeps another state than keys and values by position."""
+    """Raises ConfigError, before weights are read, for a network with other state than keys and values by position."""
     where = f"model.source {str(folder)!r} ({shape.model_type})"
     if others := sorted(set(getattr(shape, "layer_types", None) or ()) - _ATTENTION):
         raise ConfigError(

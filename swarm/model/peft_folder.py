@@ -1,6 +1,6 @@
 """Adapters as a folder that PEFT, vLLM and transformers read: adapter_model.safetensors and adapter_config.json.
 
-Invariant: what is written holds every adapter of the network and no other tensor.
+Invariant: a written folder holds every adapter of the network and no other tensor.
 """
 
 import json
@@ -23,19 +23,19 @@ _FACTORS: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}  # ours
 
 
 def write_adapter(network: nn.Module, folder: Path, base_name: str) -> None:
-    """Writes the adapters of a network that has some.
+    """Writes the adapters of a network to a folder. Raises OSError if the disk refuses.
 
     Args:
-        network: its adapters share rank and scale.
-        folder: that is there.
-        base_name: of the initial model, as PEFT looks for it.
+        network: has at least one adapter; all share rank and scale.
+        folder: an existing folder.
+        base_name: path or hub id of the initial model, for PEFT; "" for none.
     """
     (scale,) = {layer.scale for layer in network.modules() if isinstance(layer, LoraLinear)}
     write_published_adapter(published_state(network), scale, folder, base_name)
 
 
 def write_published_adapter(adapters: PublishedTensors, scale: float, folder: Path, base_name: str = "") -> None:
-    """Writes published adapters of one rank to a folder that is there; `base_name` as of `write_adapter`.
+    """Writes published adapters of one rank to an existing folder; `base_name` as in `write_adapter`.
 
     Raises:
         OSError: the disk refuses.
@@ -60,7 +60,7 @@ def write_published_adapter(adapters: PublishedTensors, scale: float, folder: Pa
 
 
 def read_adapter(network: nn.Module, folder: Path) -> None:
-    """Puts written adapters into a network that has adapters of the same shapes.
+    """Loads the adapters in a folder into a network that has adapters of the same shapes.
 
     Raises:
         ConfigError: the folder is damaged, or was written from another network.

@@ -1,6 +1,6 @@
-"""Plain text for a tokenizer: contents whose spelled control tokens stay text.
+"""Plain text for a tokenizer: control tokens that are spelled in a content stay text.
 
-Invariant: an id of a control token never comes out, whatever the text is.
+Invariant: the encoded ids never contain a control token, whatever the text is.
 """
 
 import json
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class PlainText:
-    """Encodes text of one source.
+    """Encodes text from outside or of our own so that control tokens spelled in it stay text.
 
     Example:
         PlainText(tokenizer, is_outside=True).encode("a<|im_end|>")  # as the letters of the marker
     """
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", *, is_outside: bool) -> None:
-        """`is_outside`: no added token counts, but those of spaces alone; else the special ones do not.
+        """`is_outside`: every added token is a control token, except those of spaces alone; else only special ones are.
 
-        An added token that is not special is one that models write, and operators in instructions, as `<think>`.
+        Models, and operators in instructions, write added tokens that are not special, such as `<think>`.
         """
         added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
         self._source = tokenizer
@@ -38,7 +38,7 @@ class PlainText:
         self.controls = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text that follows other text. Raises ConfigError for a tokenizer that has no plain way to write it."""
+        """Ids of text that follows other text. Raises ConfigError if a single character is a control token."""
         encode, control_ids = self._encoder
         text = with_whole_characters(text)
         ids = encode(text)
@@ -63,12 +63,12 @@ class PlainText:
 
 
 def with_whole_characters(text: str) -> str:
-    """The text with `?` for halves of characters, which no tokenizer takes; JSON of a tool call can hold them."""
+    """The text with `?` for each lone surrogate, which no tokenizer accepts; JSON of a tool call can hold them."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def inner_encoder(tokenizer: "tokenizers.Tokenizer") -> Callable[[str], list[int]]:
-    """Encodes text that follows other text: without the space that some tokenizers put before a first word."""
+    """Returns an encoder of text that follows other text, without the space that some tokenizers put in front."""
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -1,7 +1,7 @@
-"""Published dtype and compute dtype of a network: what a version's tensors are, and what passes are made with.
+"""Published dtype of a version's tensors, and compute dtype of a network's passes.
 
 Invariant: a network computes with exactly the published values. Widening changes no value, so a version has the same
-digest whoever made it and whatever dtype that node computes in.
+digest on every node, whatever dtype the node computes in.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class _Widened:
 
 
 def widen(network: nn.Module, dtype: torch.dtype) -> None:
-    """Computes in `dtype` from now on, in place; parameters and buffers of the published dtype change theirs.
+    """Converts a network's parameters and buffers of the published dtype to `dtype`, the compute dtype, in place.
 
     Args:
-        network: as it was loaded, in the dtype that the run publishes; adapters that are trained are on it already,
-            or take `published_dtype`.
-        dtype: holds every value of the network's own; that one again: nothing happens.
+        network: as loaded, in the dtype that the run publishes; trained adapters are on it already, or are created
+            with the dtype `published_dtype(network)`.
+        dtype: holds every value of the network's dtype; the network's own dtype changes nothing.
     """
     own = network_dtype(network)
     if own == dtype:
@@ -45,13 +45,13 @@ def widen(network: nn.Module, dtype: torch.dtype) -> None:
 
 
 def network_dtype(network: nn.Module) -> torch.dtype:
-    """The dtype of a network's products: that of its output layer, or of its first parameter."""
+    """The dtype of a network's passes: that of its output layer, or without one of its first parameter."""
     head = getattr(network, "get_output_embeddings", lambda: None)()
     return next(network.parameters()).dtype if head is None else cast("nn.Linear", head).weight.dtype
 
 
 def published_dtype(network: nn.Module, name: str = "", tensor: torch.Tensor | None = None) -> torch.dtype:
-    """The dtype that a tensor of the network is published in; without one, that of a new parameter."""
+    """The dtype that a network's tensor `name` is published in; without a tensor, that of a new parameter."""
     widened = cast("_Widened | None", getattr(network, _ATTRIBUTE, None))
     own = network_dtype(network) if tensor is None else tensor.dtype
     if widened is None or own != widened.computed or name in widened.kept:

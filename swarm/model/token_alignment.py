@@ -1,4 +1,4 @@
-"""Texts of other tokenizers: how far they fit here, and the finest common segments of two tokenisations.
+"""Alignment with other tokenizers: fits their texts to our token limit, and finds two tokenisations' common segments.
 
 Invariant: segments cover the text exactly and in order; a segment ends where a token of each side ends, at the same
 byte. Positions are bytes of the text's UTF-8.
@@ -24,21 +24,21 @@ UNALIGNED = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alignment:
-    """Segments of two tokenisations of one text."""
+    """Finest common segments of two tokenisations of one text."""
 
     ends: Positions  # [K], byte where each ends; an end token ends one byte behind the text
     ours: Positions  # [T], segment of each of our tokens, in order, or UNALIGNED
     theirs: Positions  # [T], of each of theirs
 
     def sums_of_theirs(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Sum [K] of their `values` [T] over each segment."""
+        """[K] sum over each segment of `values` [T], one for each of their tokens."""
         is_aligned = self.theirs != UNALIGNED
         sums = np.zeros(self.ends.size, np.float64)
         np.add.at(sums, self.theirs[is_aligned], values[is_aligned])
         return sums
 
     def at_our_first_tokens(self, sums: NDArray[np.float64]) -> NDArray[np.float32]:
-        """[T]: each segment's value at the first of our tokens in it, 0 elsewhere."""
+        """[T]: each segment's value of `sums` [K] at the first of our tokens in the segment, 0 elsewhere."""
         placed = np.zeros(self.ours.shape, np.float32)
         segments, first = np.unique(self.ours, return_index=True)
         is_aligned = segments != UNALIGNED
@@ -47,11 +47,11 @@ class Alignment:
 
 
 def token_ends(byte_lengths: Sequence[int] | IntArray, is_ended: bool) -> Positions:
-    """The byte at which each token ends.
+    """[T] byte at which each token ends.
 
     Args:
         byte_lengths: [T], bytes of the text that each token stands for; some may stand for none.
-        is_ended: a last token of no byte ends the response, which counts as one byte behind the text.
+        is_ended: True if a last token of no byte is an end token; it ends one byte behind the text.
     """
     lengths = np.array(byte_lengths, np.int64)
     if is_ended and lengths.size and not lengths[-1]:
@@ -60,12 +60,12 @@ def token_ends(byte_lengths: Sequence[int] | IntArray, is_ended: bool) -> Positi
 
 
 def align(ours: Positions, theirs: Positions, num_bytes: int) -> Alignment:
-    """The finest common segments of two tokenisations, from where their tokens end.
+    """The finest common segments of two tokenisations, given the end of each token.
 
     Args:
-        ours: [T], never falling.
-        theirs: [T], never falling.
-        num_bytes: of the text.
+        ours: [T], `token_ends` of our tokens, never falling.
+        theirs: [T], `token_ends` of the other tokens, never falling.
+        num_bytes: bytes of the text.
 
     Raises:
         ValueError: one of them does not cover the text.
@@ -83,10 +83,10 @@ def _segments(token_ends: Positions, ends: Positions) -> Positions:
 
 
 def with_byte_lengths(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
-    """Our rollout with the bytes of its text that each token stands for, for nodes of other tokenizers.
+    """Our rollout with the number of text bytes of each token, for nodes with other tokenizers.
 
-    Only where its tokens are the ones that its text is encoded as: a ratio of canonical tokenisations says nothing
-    about another one, and the receiver cannot tell.
+    The rollout is unchanged unless it is one turn whose tokens are those that its text is encoded as: a ratio of
+    canonical tokenisations is wrong for another one, and the receiver cannot notice.
     """
     trace = rollout.trace
     if trace is None or not trace.action_mask.all():
@@ -102,10 +102,10 @@ def with_byte_lengths(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
 
 
 def cut_to_limit(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
-    """A rollout whose turns become more tokens here than they may have, as if they had been cut off there.
+    """The rollout, in which each turn that exceeds `max_new_tokens` in our tokens is cut off.
 
-    The same object where all fit. What is left of a turn is a beginning of its text, about which its sender's log-probs
-    say nothing: scored and learned as one of our own that was cut off.
+    The same object if all turns fit. A turn that is cut is a beginning of its text, to which the sender's log-probs do
+    not apply: they are removed, and the rollout is scored and learned like one of our own that was cut off.
     """
     most, last = rollout.sampling.max_new_tokens, len(rollout.actions) - 1
     actions, finish = list(rollout.actions), rollout.finish
@@ -123,7 +123,7 @@ def cut_to_limit(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
 
 
 def _beginning(text: str, token_ids: Sequence[int], most: int, tokenizer: Tokenizer) -> str:
-    """The longest beginning of a text that is as many tokens at most, as far as a few tries find it."""
+    """The longest beginning of a text with at most `most` tokens that a few tries find; "" if they find none."""
     for count in range(most, max(0, most - _CUT_TRIES), -1):
         kept = tokenizer.decode(token_ids[:count])
         # Not inside a character; and what is encoded by itself may be cut in another way at its end.
@@ -137,7 +137,7 @@ def aligned_logprobs(rollout: Rollout, tokenizer: Tokenizer) -> tuple[Positions,
 
     Returns:
         (segment of each token of `tokenizer.encode_response(rollout.text)`, the sender's log-prob of each segment at
-        its first token, in nats), or None where the group lacks log-probs or byte lengths.
+        its first token, in nats); None if the rollout lacks exact log-probs or byte lengths that fit its text.
     """
     trace = rollout.trace
     if trace is None or trace.logprobs is None or trace.byte_lengths is None or not rollout.sampling.is_exact:

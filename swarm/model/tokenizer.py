@@ -30,7 +30,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789:=#>+-*? "
 
 
 class CharTokenizer:
-    """One token per character of ALPHABET, for the tiny model; id 0 pads, id 1 ends.
+    """Tokenizer with one token per character of ALPHABET, for the tiny model; id 0 is padding, id 1 is EOS.
 
     Example:
         CharTokenizer().decode([2, 3, 1])  # "ab"
@@ -47,7 +47,7 @@ class CharTokenizer:
         self._ids = {char: self._first + index for index, char in enumerate(ALPHABET)}
 
     def encode_prompt(self, task: Task) -> list[int]:
-        """Ids of the last user message, verbatim. Raises ConfigError for a character the tiny model lacks."""
+        """Ids of the last user message, verbatim. Raises ConfigError if empty, or not in ALPHABET."""
         text = next((m.content for m in reversed(task.messages) if m.role == "user"), "")
         where = f"environment {task.env!r}, task {task.task_id}"
         if not text:
@@ -55,10 +55,10 @@ class CharTokenizer:
         return self._read(text, where)
 
     def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
-        """Ids of the contents one behind the other, verbatim; the end token before a turn separates it.
+        """Ids of the concatenated contents, verbatim, after EOS if the turn before has none (`is_ended` is False).
 
         Raises:
-            ConfigError: a character that the tiny model lacks.
+            ConfigError: a character is not in ALPHABET.
         """
         ids = self._read("".join(message.content for message in messages), "an observation")
         return ids if is_ended else [self.eos_id, *ids]
@@ -91,7 +91,7 @@ class HfTokenizer:
     """
 
     def __init__(self, folder: Path, arguments: Mapping[str, TemplateArgument] | None = None) -> None:
-        """`arguments` of the chat template. Raises ConfigError."""
+        """`arguments` go to the chat template. Raises ConfigError for an unusable file or argument."""
         self._folder = folder
         self._tokenizer = self._read_tokenizer()
         settings = _read_json(folder / "tokenizer_config.json")
@@ -119,7 +119,7 @@ class HfTokenizer:
     def encode_prompt(self, task: Task) -> list[int]:
         """Ids of the chat; a last message of role `assistant` is continued, else a new turn is opened.
 
-        Control tokens that a content spells stay plain text; where none does, this is the rendered text encoded.
+        Control tokens that a content spells stay plain text; if no content spells one, the rendered text is encoded.
         """
         outside, own = self._outside_text, self._own_text
         marked = MarkedContents(task.messages, {"": outside.controls} | dict.fromkeys(OWN_ROLES, own.controls))
@@ -133,7 +133,7 @@ class HfTokenizer:
         """Ids between two turns: markers as the template writes them, contents as plain text.
 
         Raises:
-            ConfigError: the template has no turns that could be appended to; see `find_turn_markers`.
+            ConfigError: the template cannot append turns (see `find_turn_markers`) or has no text for the messages.
         """
         ids = [] if is_ended else [self._turn_end_id]
         for index, piece in enumerate(self._turn_markers.pieces(messages)):
@@ -150,13 +150,13 @@ class HfTokenizer:
     def byte_lengths(self, text: str) -> list[int]:
         """UTF-8 bytes of the text that each token stands for, 0 for EOS.
 
-        Where tokens share a character, all of its bytes count for the first of them.
+        If tokens share a character, all bytes of the character count for the first of these tokens.
         """
         spans: list[tuple[int, int]] = self._plain_tokenizer.encode(text, add_special_tokens=False).offsets
         return [*_byte_lengths(text, spans), 0]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of response tokens, markers as they are written; a last EOS is left out."""
+        """Text of response tokens, with special tokens as text; a last EOS is left out."""
         shown = _without_end(token_ids, self.eos_ids)
         if self._textless_ids.isdisjoint(shown):
             return self._decode(shown)
@@ -249,10 +249,10 @@ def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokeni
     """The tokenizer of a model, without its weights and without torch.
 
     Args:
-        cache_dir: of converted models; None takes default_cache_dir().
+        cache_dir: folder of converted models; None takes default_cache_dir().
 
     Raises:
-        ConfigError: the source is missing or unusable, or its template has no use for `template_arguments`.
+        ConfigError: the source is missing or unusable, or its template never names one of `template_arguments`.
     """
     if is_char_model(config.source):
         return tokenizer_of(config, Path())
@@ -269,10 +269,10 @@ def tokenizer_of(config: ModelConfig, folder: Path) -> Tokenizer:
 
 
 def check_turns(tokenizer: Tokenizer, environments: Iterable[Environment]) -> None:
-    """Refuses environments of several turns with a tokenizer that cannot append to a conversation.
+    """Checks that the tokenizer can append to a conversation, if an environment has several turns.
 
     Raises:
-        ConfigError: names the environments, what the chat template depends on, and the fix.
+        ConfigError: the tokenizer cannot; the message names the environments, the cause and the fix.
     """
     names = [environment.name for environment in environments if environment.max_turns > 1]
     if names and isinstance(tokenizer, HfTokenizer):
@@ -283,7 +283,7 @@ def check_turns(tokenizer: Tokenizer, environments: Iterable[Environment]) -> No
 
 
 def require_no_system_message(tokenizer: Tokenizer, messages: Iterable[Message]) -> None:
-    """Refuses a system message where the model has no place for it. Raises ConfigError."""
+    """Raises ConfigError for a system message with the tiny model, which cannot read one."""
     if isinstance(tokenizer, CharTokenizer) and any(message.role == "system" for message in messages):
         raise ConfigError(
             "messages: the tiny model has no system message and would not read it; leave it out, or write it into the "
@@ -292,13 +292,13 @@ def require_no_system_message(tokenizer: Tokenizer, messages: Iterable[Message])
 
 
 def _digest(parts: dict[str, Any]) -> Digest:
-    """Names all that decides which tokens a conversation has: nodes of one digest write the same ids."""
+    """Digest of everything that determines a conversation's tokens: nodes with equal digests write the same ids."""
     canonical = json.dumps(parts | {"renderer": RENDERER, "tools": TOOL_SYNTAX}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).digest()
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a text in the place of an action, without the end that encoding appends; the end alone for no text."""
+    """Ids of a text in the place of an action, without EOS; EOS alone for a text without tokens."""
     ids = tokenizer.encode_response(text)
     return _without_end(ids, tokenizer.eos_ids) or ids
 
@@ -309,7 +309,7 @@ def _without_end(token_ids: Sequence[int], eos_ids: frozenset[int]) -> list[int]
 
 
 def _byte_lengths(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Bytes of each token, from the characters [start, end) that it touches; their sum is the text's."""
+    """Bytes of each token, from its span [start, end) of characters; they add up to the bytes of the text."""
     ends: list[int] = []
     end = len(text)
     for index in reversed(range(len(spans))):

@@ -1,6 +1,6 @@
-"""Turn markers: what a chat template writes between two turns of the model, found by rendering probes.
+"""Turn markers: the text that a chat template writes between two turns of the model, found by rendering probes.
 
-Invariant: what an observation adds to a conversation is a function of the observation alone, never of the history.
+Invariant: the text that an observation adds to a conversation depends on the observation alone, never on the history.
 Rendering a conversation anew does not have this property (old thinking is dropped, roles are merged, tools move), so
 that its tokens would drift from those that were drawn; a template whose additions depend on the history is refused.
 
@@ -55,18 +55,18 @@ _JOINT: Final = "\n\n"  # between messages that a template allows only one of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A run of text of an observation."""
+    """A run of text of an observation, from a message or from the template."""
 
     text: str
-    role: str  # that the environment says it in; MARKER: the template writes it
+    role: str  # of the environment's message; MARKER: the template writes the text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnMarkers:
-    """The texts around the messages of an observation.
+    """Texts that a chat template writes around the messages of an observation.
 
-    Where a template cannot render a role here, its messages are those of a user, with the content unchanged; where it
-    refuses two messages of one role in a row, they are one message, with a blank line between their contents.
+    Messages of a role that the template cannot render here become user messages, with the content unchanged. Two
+    messages in a row that the template refuses become one, with a blank line between the contents.
     """
 
     end: str  # the end token that the template writes behind a turn; empty where it writes none
@@ -78,10 +78,10 @@ class TurnMarkers:
     alone: str | None  # from behind the end token to the next turn, where there is no message; None: it cannot
 
     def pieces(self, messages: Sequence[Message]) -> Iterator[Piece]:
-        """The observation in order; a last message of role `assistant` begins the turn.
+        """Yields the observation in order; a last message of role `assistant` begins the next turn.
 
         Raises:
-            ConfigError: the messages have a form that the template has no text for.
+            ConfigError: the template has no text for a message's role, or for an observation without a message.
         """
         is_prefilled = bool(messages) and messages[-1].role == ASSISTANT
         shown = self._joined(messages[:-1] if is_prefilled else messages)
@@ -114,14 +114,14 @@ class TurnMarkers:
 
 
 def find_turn_markers(render: Render, ends: Sequence[str]) -> TurnMarkers:
-    """Probes the template.
+    """Finds the turn markers of a chat template by rendering probes.
 
     Args:
-        render: it.
+        render: renders messages with the template, up to where the next turn begins.
         ends: texts of the end tokens.
 
     Raises:
-        ConfigError: what an observation adds depends on more than the observation; names the dependence.
+        ConfigError: the template cannot have several turns, or its text around an observation depends on other turns.
     """
     probe = _Probe(render)
     try:
@@ -158,7 +158,7 @@ def _find(probe: "_Probe", ends: Sequence[str], wanted: Collection[str]) -> Turn
 
 
 class _Probe:
-    """The template's text behind the model's last turn."""
+    """Probe of a template's text behind the model's last turn."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -172,7 +172,7 @@ class _Probe:
         return added
 
     def measure(self, roles: Sequence[str]) -> list[str]:
-        """The template's text around messages of these roles, in a short conversation. Raises ConfigError."""
+        """Texts before, between and after messages of these roles, in a short conversation. Raises ConfigError."""
         contents = [f"observed{index}" for index in range(len(roles))]
         messages = [Message(role=role, content=content) for role, content in zip(roles, contents, strict=True)]
         rest = self.added(_USER_ONLY, _ACTION_END, messages)
@@ -189,7 +189,7 @@ _USER_ONLY: Final = (Message(role=USER, content="question"),)
 
 
 def _histories(tool: str | None, is_paired: bool) -> list[tuple[str, Sequence[Message]]]:
-    """Beginnings of conversations, each with what is special about it."""
+    """(special feature, messages) of beginnings of conversations."""
     say = partial(Message, role=USER)
     act = partial(Message, role=ASSISTANT)
     system = Message(role=SYSTEM, content="rules")
@@ -211,7 +211,7 @@ def _histories(tool: str | None, is_paired: bool) -> list[tuple[str, Sequence[Me
 
 
 def _can_render(probe: _Probe, role: str, rendered_as: Mapping[str, str]) -> bool:
-    """True where the role can stand here, alone and beside the others."""
+    """True if the template renders messages of the role, alone and next to messages of the roles so far."""
     try:
         probe.measure((role,))
         for other in {*rendered_as.values()} - {role}:
@@ -223,7 +223,7 @@ def _can_render(probe: _Probe, role: str, rendered_as: Mapping[str, str]) -> boo
 
 
 def _pair(probe: _Probe, pair: tuple[str, str], first: Mapping[str, str], last: Mapping[str, str]) -> str | None:
-    """The text between the two; None where the template does not allow them."""
+    """The text between two messages in a row; None if the template refuses them. Raises ConfigError."""
     try:
         opening, between, closing = probe.measure(pair)
     except ConfigError:
@@ -234,7 +234,7 @@ def _pair(probe: _Probe, pair: tuple[str, str], first: Mapping[str, str], last: 
 
 
 def _form(probe: _Probe, role: str, first: str, last: str) -> Form:
-    """The template's treatment of contents of the role."""
+    """The first of _FORMS that explains the template's text for all probe contents. Raises ConfigError for none."""
     found = [
         (content, probe.added(_USER_ONLY, _ACTION_END, [Message(role=role, content=content)])) for content in _CONTENTS
     ]
@@ -252,7 +252,7 @@ def _check(
     last: Mapping[str, str],
     forms: Mapping[str, Form],
 ) -> None:
-    """Every observation of up to three messages adds the same to every conversation."""
+    """Raises ConfigError unless each observation of up to three messages adds the same text in all probes."""
     histories = _histories(TOOL if TOOL in forms else None, (USER, USER) in between)
     contents = (" one\n", "two", "\nthree ")
     for size in (1, 2, 3):
@@ -286,7 +286,7 @@ def _added_where_possible(probe: _Probe, history: Sequence[Message], messages: S
 
 
 def _without_end(first: Mapping[str, str], ends: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The end token behind a turn, and what follows it by role; spaces that a template puts before it are left out."""
+    """(end token behind a turn, text after it by role); raises ConfigError if the end token depends on the role."""
     found = {role: _split_end(text, ends) for role, text in first.items()}
     if len({end for end, _ in found.values()}) > 1:
         raise _dependent("the role of the message that follows, in the end of the model's turn", [*first])

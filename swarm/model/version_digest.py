@@ -1,7 +1,7 @@
-"""Digest of a policy version, over its published tensors: those that a version consists of and engines load.
+"""Digest of a policy version, over its published tensors: the tensors that engines load.
 
-Invariant: checkpoint names in sorted order, tied weights once; with adapters, the adapters and nothing else. Dtype and
-values are those that the run publishes, whatever dtype the network computes in (`swarm.model.published_dtype`).
+Invariant: published tensors have checkpoint names in sorted order, tied weights once; with adapters, they are the
+adapters alone. Dtype and values are those that the run publishes, whatever dtype the network computes in.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ PublishedTensors = dict[str, torch.Tensor]
 
 
 def live_state(network: torch.nn.Module) -> PublishedTensors:
-    """The network's own tensors under their published names, sorted, in the dtype that it computes in."""
+    """The network's own tensors under their published names, sorted, in the network's compute dtype."""
     named = network.state_dict(keep_vars=True)
     adapters = {name: tensor for name, tensor in named.items() if is_adapter_name(name)}
     first_names: dict[int, str] = {}
@@ -29,7 +29,7 @@ def live_state(network: torch.nn.Module) -> PublishedTensors:
 
 
 def published_state(network: torch.nn.Module) -> PublishedTensors:
-    """The published tensors by name, sorted; one that is computed with as it is published shares its memory."""
+    """The published tensors by name, sorted; a tensor shares the network's memory if its dtype is the published one."""
     return {name: tensor.to(published_dtype(network, name, tensor)) for name, tensor in live_state(network).items()}
 
 

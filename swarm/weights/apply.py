@@ -27,14 +27,14 @@ Chunk = Callable[[Digest], bytes | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedVersion:
-    """A version with verified weights, which must not change while it is held."""
+    """A version with verified weights, which must never change afterwards."""
 
     version: PolicyVersion  # with digest
     weights: Weights
 
     @classmethod
     def of(cls, weights: Weights, version: PolicyVersion) -> "VerifiedVersion | Unusable":
-        """Verifies weights from anywhere by the version's digest."""
+        """The version with `weights` if they have the version's digest, else Unusable (WRONG_TARGET)."""
         digest = published_digest(weights)
         if digest != version.digest:
             detail = f"weights are {short(digest)}, version {version.step} is {short(version.digest)}"
@@ -45,10 +45,10 @@ class VerifiedVersion:
 def stage(
     manifest: Manifest, chunks: Iterable[bytes | memoryview], base: VerifiedVersion | None
 ) -> VerifiedVersion | Unusable:
-    """Decodes and verifies the version of a manifest.
+    """Decodes and verifies the version of a manifest; a payload that fails a check gives an Unusable value.
 
-    Order of checks: base and layout before decoding, each chunk before it is read, each tensor once it is decoded, the
-    whole version at the end.
+    Order of checks: base and layout before decoding, each chunk before decoding reads it, each tensor after decoding,
+    the whole version at the end.
 
     Args:
         manifest: from `open_manifest`.
@@ -86,10 +86,10 @@ def _check_base(manifest: Manifest, base: VerifiedVersion | None) -> Weights | N
 
 
 def verify_tensors(tensors: Iterable[HostTensor], hashes: Mapping[TensorSpec, Digest], digest: Digest) -> Weights:
-    """Collects decoded tensors, each and all together with the expected hashes.
+    """Collects decoded tensors and compares the hash of each, and of all together, with the expected ones.
 
-    A second thread hashes without the interpreter lock, so hashing costs no time where a core is free. Decoding may be
-    some tensors ahead; a wrong one ends it.
+    A second thread hashes without the interpreter lock, so hashing costs no time if a core is free. Decoding may be
+    some tensors ahead; it ends once the hash of a tensor is found to differ.
 
     Args:
         tensors: in any order, as they are decoded.
@@ -97,7 +97,7 @@ def verify_tensors(tensors: Iterable[HostTensor], hashes: Mapping[TensorSpec, Di
         digest: expected SHA-256 of all, see `PublishedDigest`.
 
     Raises:
-        MalformedPayload: a tensor or the whole has another hash, or a number is not finite; or what `tensors` raises.
+        MalformedPayload: a tensor or the whole has another hash, or a number is not finite. Errors of `tensors` pass.
     """
     staged: dict[str, HostTensor] = {}
     check = _TensorHashes(hashes)
@@ -119,7 +119,7 @@ def verify_tensors(tensors: Iterable[HostTensor], hashes: Mapping[TensorSpec, Di
 
 
 class _TensorHashes:
-    """Compares tensor by tensor; holds back tensors until the digest of the whole, in order of name, reaches them."""
+    """Compares hashes tensor by tensor; holds a tensor until the digest over all, in order of name, includes it."""
 
     def __init__(self, hashes: Mapping[TensorSpec, Digest]) -> None:
         self._hashes = hashes
@@ -166,12 +166,12 @@ class Applier:
         return self._held.version
 
     def target(self, chain: PatchChain) -> PolicyVersion:
-        """The target of a chain; the current version where its last manifest cannot be opened."""
+        """The target of a chain; the current version if the chain's last manifest cannot be opened."""
         manifest = open_manifest(chain[-1], node_id_of(chain[-1].public_key), self.limits)
         return self.version if isinstance(manifest, Unusable) else manifest.version
 
     def apply(self, chain: PatchChain) -> ApplyReport:
-        """Verifies the last version of a chain and loads it into the engine (blocking).
+        """Verifies the patches of a chain and loads the last version into the engine (blocking).
 
         Args:
             chain: from `LocalExchange.next_update`; starts at the current version, or at nothing.
@@ -206,7 +206,7 @@ class Applier:
         )
 
     def _stage(self, chain: PatchChain) -> "_Staged | Unusable":
-        """Applies and verifies the patches one after another, without touching the engine."""
+        """Decodes and verifies the patches one after another, without touching the engine."""
         held, manifest, num_bytes = self._held, None, 0
         for sealed in chain:
             manifest = open_manifest(sealed, node_id_of(sealed.public_key), self.limits)

@@ -19,7 +19,7 @@ _SLICE_BYTES: Final = 1 << 20
 
 
 class Codec(StrEnum):
-    """Encoding of a payload; a number in the manifest."""
+    """Encoding of a payload; the manifest holds it as a number."""
 
     FULL = "full"  # a safetensors file
     DELTA = "delta"  # a patch of the base
@@ -49,11 +49,11 @@ def encode(codec: Codec, target: Weights, base: Weights | None) -> Iterator[byte
 def decode(
     specs: Sequence[TensorSpec], buffers: Iterable[bytes | memoryview], base: Weights | None
 ) -> Iterator[HostTensor]:
-    """Yields the tensors of a payload, in new memory. Raises MalformedPayload where it does not fit the specs.
+    """Yields the tensors of a payload, in new memory. Raises MalformedPayload if the payload does not fit.
 
     Args:
-        specs: of the target, in order of name.
-        base: None where the payload is a safetensors file.
+        specs: the target's, in order of name; unused with a base, which has the same specs.
+        base: start of the patch; None if the payload is a safetensors file.
     """
     if base is None:
         return decode_full(specs, buffers)
@@ -63,7 +63,7 @@ def decode(
 
 
 def is_adapter(specs: Sequence[TensorSpec]) -> bool:
-    """True where every tensor is a factor of an adapter."""
+    """True if there are tensors and each is a factor of an adapter."""
     from swarm.model.lora import is_adapter_name  # here, because it imports torch
 
     return bool(specs) and all(is_adapter_name(spec.name) for spec in specs)
@@ -88,7 +88,7 @@ def encode_full(target: Weights) -> Iterator[memoryview]:
 
 
 def decode_full(specs: Sequence[TensorSpec], buffers: Iterable[bytes | memoryview]) -> Iterator[HostTensor]:
-    """Yields the tensors of a safetensors file. Raises MalformedPayload where the bytes do not fit.
+    """Yields the tensors of a safetensors file. Raises MalformedPayload if the bytes do not fit `specs`.
 
     Args:
         specs: in order of name; the caller has bounded their total size.

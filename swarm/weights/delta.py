@@ -36,7 +36,7 @@ class SampledChanges:
 
 
 def sample_changes(base: Weights, target: Weights) -> SampledChanges:
-    """Samples evenly spaced slices of all tensors. Raises ValueError where names, dtypes or shapes differ."""
+    """Samples evenly spaced slices of all tensors. Raises ValueError if names, dtypes or shapes differ."""
     specs = specs_of(target)
     if specs_of(base) != specs:
         raise ValueError("a delta needs equal names, dtypes and shapes; publish the version in full")
@@ -45,10 +45,10 @@ def sample_changes(base: Weights, target: Weights) -> SampledChanges:
 
 
 def encode_delta(base: Weights, target: Weights, sampled: SampledChanges | None = None) -> Iterator[bytes]:
-    """The payload that turns `base` into `target`. Raises ValueError where names, dtypes or shapes differ.
+    """Yields the payload that turns `base` into `target`. Raises ValueError if names, dtypes or shapes differ.
 
     Args:
-        sampled: from `sample_changes` of the same two versions, if the caller has it.
+        sampled: from `sample_changes` of the same two versions; None: this function samples.
     """
     sampled = sampled or sample_changes(base, target)
     for classes, (_, same) in zip(sampled.classes, _by_dtype(specs_of(target)), strict=True):
@@ -91,7 +91,7 @@ def decode_delta(base: Weights, buffers: Iterable[bytes | memoryview]) -> Iterat
 
 
 def _by_dtype(specs: Iterable[TensorSpec]) -> list[tuple[str, list[TensorSpec]]]:
-    """Specs of each dtype, both in order of name."""
+    """(dtype, specs of the dtype) in order of dtype, then name."""
     ordered = sorted(specs, key=lambda spec: (spec.dtype, spec.name))
     return [(dtype, list(same)) for dtype, same in groupby(ordered, key=lambda spec: spec.dtype)]
 
@@ -124,7 +124,7 @@ def _pieces(group: Group) -> list[slice]:
 
 
 def _bits_of(weights: Weights, group: Group, part: slice) -> Bits:
-    """One piece, not copied where it lies in one tensor on the host."""
+    """Bit patterns of one piece; no copy if one tensor on the host holds the piece."""
     if len(group) == 1:
         return part_of(weights, group[0].name, part)
     return np.concatenate([weights[spec.name].bits for spec in group])

@@ -47,7 +47,7 @@ class ExponentClasses:
         object.__setattr__(self, "table", _table(self.info, self.thresholds))
 
     def class_of(self, magnitude: Bits) -> NDArray[np.uint8]:
-        """[n] class of each magnitude."""
+        """[n] class of each of the magnitudes [n]."""
         if self.info.mantissa_bits is None:
             return np.zeros(len(magnitude), np.uint8)
         return self.table[magnitude >> magnitude.dtype.type(self.info.mantissa_bits)]
@@ -90,7 +90,7 @@ class _Class:
 
 
 def _cost_bits(each: _Class) -> float:
-    """Entropy of the changed positions and of the deltas; bits below a delta's highest one count as random."""
+    """Estimated bits of a class: entropy of positions and delta lengths, and all bits below a delta's highest one."""
     changed = float(each.sizes.sum())
     which = _entropy(np.array([changed, max(0.0, each.num_weights - changed)]))
     return which + _entropy(each.sizes) + float((each.sizes * _LOW_BITS).sum())
@@ -106,7 +106,7 @@ def _entropy(counts: NDArray[np.float64]) -> float:
 
 
 def _merge_neighbours(classes: list[_Class]) -> list[_Class]:
-    """Merges neighbours while a boundary saves less than it costs, or there are too many."""
+    """Merges neighbours while a boundary saves less than it costs, or there are over MAX_CLASSES classes."""
     classes = list(classes)
     pass_bits = _PASS_SHARE * sum(_cost_bits(each) for each in classes)
     listed = LISTED_SHARE * sum(each.num_weights for each in classes)
@@ -180,7 +180,7 @@ def positions_of(mask: Flags) -> Positions:
 
 
 def _positions_in(words: Words) -> Positions:
-    """Positions of set bits, ascending. Skips empty words, then empty bytes: most are."""
+    """Positions of set bits, ascending; skips empty words, then empty bytes, since most are empty."""
     some = np.flatnonzero(words != 0)
     in_words = words[some].view(np.uint8)
     some_bytes = np.flatnonzero(in_words != 0)
@@ -228,7 +228,7 @@ class ClassOrder:
     """
 
     def __init__(self, base: Bits, classes: ExponentClasses, scratch: Scratch) -> None:
-        """Sorts one non-empty piece of the base; owns `scratch` while it lives."""
+        """Sorts one non-empty piece of the base; overwrites the buffers of `scratch`."""
         self._classes = classes
         magnitude = magnitudes(base, classes.info, scratch.magnitude(len(base))) if classes.thresholds else base
         below = scratch.mask(len(base))
@@ -264,7 +264,7 @@ class ClassOrder:
         Args:
             positions: [n] of changed weights, ascending.
             old: [n] their bit patterns in the base.
-            is_changed: the same for every weight of the piece.
+            is_changed: flag of every weight of the piece, True at `positions`.
 
         Returns:
             Indices into `positions` in order of rank [n], their ascending ranks [n], and the flags of the listed
@@ -294,7 +294,7 @@ class ClassOrder:
         return np.concatenate([listed, positions]) if num_listed else positions
 
     def _select_from_all(self, ranks: Positions) -> Positions:
-        """`_select` by listing every mapped weight: faster from about one changed weight per word."""
+        """The same as `_select`, by a list of all mapped weights: faster from about one changed weight per word."""
         bits = np.unpackbits(self._words.view(np.uint8), bitorder="little").view(np.bool_)
         return np.flatnonzero(bits)[ranks - len(self._listed)] % (64 * self._num_words)
 

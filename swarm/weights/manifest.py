@@ -30,7 +30,7 @@ _U8, _U16, _U32, _U64 = (struct.Struct(f"<{kind}") for kind in "BHIQ")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Bounds of a receiver, checked before anything is allocated."""
+    """A receiver's bounds on sizes, checked before memory of that size is allocated."""
 
     manifest_bytes: int = 4 << 20  # as in swarm.wire.weights: enough for a full version of 120 GiB
     payload_bytes: int = 1 << 40
@@ -76,11 +76,14 @@ def seal_body(body: bytes, identity: Identity) -> SealedManifest:
 
 
 def open_manifest(sealed: SealedManifest, owner: NodeId, limits: Limits) -> Manifest | Unusable:
-    """Opens a manifest from anywhere; checks its size, signer, signature, structure and sizes, in this order.
+    """Opens an untrusted manifest: checks body size, signer, signature, then structure, sizes and lineage.
 
     Args:
-        owner: node whose lineage it should belong to.
+        owner: node that should have signed the manifest, as the owner of the lineage.
         limits: bounds of this node.
+
+    Returns:
+        The manifest; Unusable with the reason if a check fails.
     """
     try:
         if len(sealed.body) > limits.manifest_bytes:
@@ -180,7 +183,7 @@ def _unpack(body: bytes, limits: Limits) -> Manifest:
 
 
 def _check_consistent(manifest: Manifest) -> None:
-    """Raises MalformedPayload where fields contradict each other."""
+    """Raises MalformedPayload if fields contradict each other."""
     base = manifest.base
     if (manifest.codec is Codec.FULL and base is not None) or (manifest.codec is Codec.DELTA and base is None):
         raise malformed(f"codec {manifest.codec} {'without' if base is None else 'with'} a base")

@@ -1,4 +1,4 @@
-"""Patch graph: weights are nodes, patches are edges, a patch chain is a path; and the patches that a full store keeps.
+"""Patch graph: weights are nodes, patches are edges, a patch chain is a path; also chooses the patches a store keeps.
 
 Invariants of a patch chain p1 ... pn from held weights h (None: nothing held) to a version v, and where they hold:
 
@@ -26,7 +26,7 @@ from swarm.weights.manifest import Manifest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patch:
-    """A manifest as an edge from the weights of its base, or from nothing, to those of its version."""
+    """A manifest as an edge from its base's weights, or from nothing, to the weights of its version."""
 
     manifest: Manifest
     sealed: SealedManifest
@@ -42,7 +42,7 @@ class Patch:
 
     @property
     def base(self) -> PolicyVersion | None:
-        """Start of the patch; None for weights in full."""
+        """Start of the patch; None for a full version."""
         return self.manifest.base
 
 
@@ -80,7 +80,7 @@ class PatchGraph:
                 heappush(frontier, (num_bytes + more_bytes, num_patches + 1, order, patch.version.digest, patch))
 
     def cheapest_to(self, weights: Digest) -> tuple[Patch, ...] | None:
-        """The patches to apply, in order; empty for held weights, None without a path."""
+        """The patches to apply, in order; empty for held weights, None if no path leads to `weights`."""
         if weights not in self._last:
             return None
         chain, patch = list[Patch](), self._last[weights]
@@ -101,13 +101,14 @@ def choose_kept(
 ) -> set[Digest]:
     """Digests of the manifests to keep in a store.
 
-    Kept first is the cheapest chain from nothing to the newest version that fits the budget, of each lineage in force;
-    of everything else the oldest goes first.
+    The cheapest chain from nothing to the newest version that fits the budget is always kept for each lineage in force,
+    even if these chains together exceed the budget. The rest is kept in order until the first patch that does not fit:
+    other patches that lead on from the newest anchor, then all others, each newest first.
 
     Args:
-        in_force: lineages that this node trains or follows; others get only what room is left.
-        size_of: bytes of a held chunk, else 0.
-        max_bytes: for all chunks together.
+        in_force: lineages that this node trains or follows; patches of other lineages are among the others.
+        size_of: returns the bytes of a chunk that is held, else 0.
+        max_bytes: budget for all chunks together.
     """
     lineages: dict[NodeId, list[Patch]] = {}
     for patch in patches:
@@ -131,7 +132,7 @@ def choose_kept(
 
 
 def _tiers(members: list[Patch], max_bytes: int) -> tuple[list[Patch], list[Patch], list[Patch]]:
-    """Three tiers of one lineage: the chain within the budget, what else follows the newest anchor, newest others."""
+    """Three tiers of one lineage: the chain within the budget, others from the newest anchor on, newest of the rest."""
     head = max(patch.version.step for patch in members)
     anchor = max((patch.version.step for patch in members if patch.base is None), default=0)
     chain = _chain_within(max_bytes, members)
@@ -143,7 +144,10 @@ def _tiers(members: list[Patch], max_bytes: int) -> tuple[list[Patch], list[Patc
 
 
 def _chain_within(max_bytes: int, members: list[Patch]) -> list[Patch]:
-    """The cheapest chain from nothing to the newest version that fits the budget."""
+    """The cheapest chain from nothing to the newest version whose chain fits the budget; empty if none fits.
+
+    A version without a chain from nothing counts with the patches that lead to it.
+    """
     graph = PatchGraph(members, lambda patch: patch.manifest.payload_bytes)
     for target in _newest_first({patch.version: patch for patch in members}.values()):
         chain = graph.cheapest_to(target.version.digest)

@@ -1,7 +1,7 @@
-"""Payload of a version as bytes from anybody: the reasons to refuse it, its chunks, and the streams in it.
+"""Payload of a version as untrusted bytes: reasons to refuse one, chunks, and streams.
 
-Invariant: inside this package hostile bytes raise `MalformedPayload` and nothing else; callers of its public functions
-get an `Unusable` value. A chunk is passed on only after its length and digest were compared with the manifest. Nothing
+Invariant: inside this package hostile bytes raise `MalformedPayload` and nothing else; `open_manifest` and `stage`
+return an `Unusable`. A chunk is passed on only after its length and digest were compared with the manifest. Nothing
 is allocated for a stream before its declared length was compared with what its reader can use; a packed length follows
 from count and width alone.
 
@@ -50,7 +50,7 @@ class Unusable:
 
 
 class MalformedPayload(Exception):
-    """Raised within this package only; becomes an `Unusable`."""
+    """Bytes of a manifest or payload that cannot be used; the package's entry points turn it into an `Unusable`."""
 
     def __init__(self, reason: UnusableReason, detail: str) -> None:
         super().__init__(detail)
@@ -58,12 +58,12 @@ class MalformedPayload(Exception):
         self.detail = detail
 
     def unusable(self) -> Unusable:
-        """The same as a value, for callers outside this package."""
+        """The refusal as a value, for callers outside this package."""
         return Unusable(reason=self.reason, detail=self.detail)
 
 
 def malformed(detail: str) -> MalformedPayload:
-    """`MalformedPayload` with the commonest reason."""
+    """A `MalformedPayload` with the reason MALFORMED."""
     return MalformedPayload(UnusableReason.MALFORMED, detail)
 
 
@@ -71,7 +71,7 @@ def malformed(detail: str) -> MalformedPayload:
 
 
 def chunk_digest(chunk: bytes | memoryview) -> Digest:
-    """SHA-256, the address of a chunk."""
+    """SHA-256 of a chunk, its address."""
     return hashlib.sha256(chunk).digest()
 
 
@@ -97,7 +97,7 @@ def num_chunks(payload_bytes: int) -> int:
 
 
 def check_chunk(number: int, chunk: bytes | memoryview, digests: tuple[Digest, ...], payload_bytes: int) -> None:
-    """Raises MalformedPayload for a chunk of another length or digest."""
+    """Raises MalformedPayload unless a chunk has the length and digest of chunk `number` of the payload."""
     expected = min(CHUNK_BYTES, payload_bytes - number * CHUNK_BYTES)
     if len(chunk) != expected:
         raise MalformedPayload(
@@ -143,7 +143,7 @@ _zstd = _Local()
 
 
 def pack(data: bytes) -> bytes:
-    """A stream of `data`, compressed where that is smaller."""
+    """The stream of `data` (see the layout above), compressed if that is smaller."""
     packed = _zstd.compressor.compress(data) if len(data) > 16 else data
     if len(packed) >= len(data):
         return _HEAD.pack(len(data), 0) + data
@@ -158,7 +158,7 @@ class StreamReader:
         self._rest = memoryview(b"")
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes, bounded by the caller. Raises MalformedPayload where the payload ends early."""
+        """The next `size` bytes; the caller bounds `size`. Raises MalformedPayload if the payload ends early."""
         if size <= len(self._rest):
             taken, self._rest = self._rest[:size], self._rest[size:]
             return bytes(taken)
@@ -174,7 +174,7 @@ class StreamReader:
         return b"".join(parts)
 
     def into(self, target: memoryview) -> None:
-        """Fills `target`. Raises MalformedPayload where the payload ends early."""
+        """Fills `target` with the next bytes. Raises MalformedPayload if the payload ends early."""
         filled = 0
         while filled < len(target):
             if not len(self._rest):
@@ -187,11 +187,11 @@ class StreamReader:
             filled += len(part)
 
     def numbers(self, layout: struct.Struct) -> tuple[int, ...]:
-        """The fields of a struct. Raises MalformedPayload where the payload ends early."""
+        """The fields of the struct that comes next. Raises MalformedPayload if the payload ends early."""
         return layout.unpack(self.take(layout.size))
 
     def stream(self, min_bytes: int, max_bytes: int) -> bytes:
-        """The plain bytes of the next stream. Raises MalformedPayload outside [min_bytes, max_bytes]."""
+        """The plain bytes of the next stream. Raises MalformedPayload if damaged, too short or too long."""
         plain_bytes, packed_bytes = self.numbers(_HEAD)
         if plain_bytes > max_bytes:
             raise MalformedPayload(UnusableReason.TOO_LARGE, f"stream of {plain_bytes} bytes exceeds {max_bytes}")
@@ -204,14 +204,14 @@ class StreamReader:
         return _decompress(self.take(packed_bytes), plain_bytes)
 
     def end(self) -> None:
-        """Raises MalformedPayload where bytes are left."""
+        """Raises MalformedPayload if bytes are left."""
         left = self._rest or next(self._buffers, b"")
         if len(left):
             raise malformed(f"{len(left)} bytes follow the payload")
 
 
 def _decompress(packed: bytes, plain_bytes: int) -> bytes:
-    """Exactly one zstd frame. A frame that announces another size is refused before anything is allocated."""
+    """Content of exactly one zstd frame. A frame that announces another size is refused before any allocation."""
     try:
         if zstandard.frame_content_size(packed) != plain_bytes:
             raise malformed("zstd frame announces another size")
@@ -232,7 +232,7 @@ def packed_size(count: int, width: int) -> int:
 
 
 def pack_bits(numbers: Numbers, width: int) -> bytes:
-    """The low `width` bits of each number (up to 32), concatenated."""
+    """Numbers below 2^width concatenated at `width` bits each (1 to 32), lowest bit first."""
     if width in (1, 2, 4):
         per_byte = 8 // width
         padded = np.zeros(-(-len(numbers) // per_byte) * per_byte, np.uint8)
@@ -250,7 +250,7 @@ def pack_bits(numbers: Numbers, width: int) -> bytes:
 
 
 def unpack_bits(data: bytes, count: int, width: int) -> Numbers:
-    """[count] numbers of the narrowest dtype, from packed_size(count, width) bytes."""
+    """[count] numbers, uint8 or uint32, from the packed_size(count, width) bytes of `pack_bits`."""
     packed = np.frombuffer(data, np.uint8)
     if width == 8:
         return packed

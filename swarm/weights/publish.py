@@ -1,4 +1,4 @@
-"""Publishing: encodes each new version as patches from versions that generators hold, and some in full (anchors).
+"""Publishing: encodes each new version as patches of the previous version and the newest anchor, and some in full.
 
 Invariant: `put` gets every chunk of a manifest body before `Publisher.publish` returns the body.
 """
@@ -32,7 +32,7 @@ ANCHOR_EVERY: Final = 10  # versions
 
 
 def is_anchor(step: int, every: int = ANCHOR_EVERY) -> bool:
-    """True for a version that is also published in full."""
+    """True if a version of this step is an anchor, also published in full."""
     return step % every == 0
 
 
@@ -43,7 +43,7 @@ def least_store_bytes(specs: Sequence[TensorSpec]) -> int:
 
 @dataclass(eq=False, repr=False)
 class Publisher:
-    """Publisher of a lineage. Keeps the previous version and the newest anchor in memory to patch from."""
+    """Publisher of a lineage; keeps the previous version and the newest anchor in memory as bases of patches."""
 
     _put: Put  # takes digest and content of each chunk, in order; blocking
     canary_ids: Sequence[Sequence[int]] = ()  # token ids of texts whose log-probs go into each manifest
@@ -63,10 +63,10 @@ class Publisher:
             weights: tensors of the version, with its digest; never changed afterwards.
 
         Returns:
-            Unsigned manifest bodies, smallest payload first; empty where this version was published last.
+            Unsigned manifest bodies: patches, then the full version if due; empty if `version` was published last.
 
         Raises:
-            StorageFull: from `put`; nothing is published, and the next version patches from the previous one.
+            StorageFull: from `put`; nothing is published.
         """
         if self._newest is not None and self._newest.version == version:
             return []
@@ -83,7 +83,7 @@ class Publisher:
         return bodies
 
     def _bases(self, version: PolicyVersion) -> list[VerifiedVersion | None]:
-        """Bases of a version: the previous version, the newest anchor, and None for a full copy."""
+        """Bases of the version's payloads, in order of publication; None for a full copy."""
         if self._newest is None or self._newest.version.step >= version.step:
             return [None]  # the first since the start, or after a rewind
         bases: list[VerifiedVersion | None] = [self._newest]
@@ -113,10 +113,10 @@ def publish(
     """Encodes a version, hands its chunks to `put`, and returns its manifest.
 
     A patch over `delta_at_most` of the full size, by estimate or when encoded, is dropped for a full copy. So a patch
-    is kept in memory until it is complete, and no chunk of a dropped one reaches `put`.
+    is kept in memory until it is complete, and no chunk of a dropped patch reaches `put`.
 
     Args:
-        base: start of a patch; None publishes in full.
+        base: start of a patch; None, or a base of another layout or lineage, gives a full copy.
     """
     specs = specs_of(target.weights)
     with ThreadPoolExecutor(1, "weights-hash") as second:  # hashing costs no time where a second core is free
@@ -141,7 +141,7 @@ def publish(
 
 
 def _encode_patch(target: VerifiedVersion, base: VerifiedVersion | None, at_most: float) -> list[bytes] | None:
-    """Chunks of a patch; None where layouts or lineages differ, or it exceeds that share of the full size."""
+    """Chunks of a patch; None if layouts or lineages differ, or the patch exceeds the share `at_most` of full size."""
     specs = specs_of(target.weights)
     if base is None or specs_of(base.weights) != specs or base.version.policy_id != target.version.policy_id:
         return None
@@ -160,7 +160,7 @@ def _encode_patch(target: VerifiedVersion, base: VerifiedVersion | None, at_most
 
 
 def _put_all(chunks: Iterable[bytes], put: Put) -> tuple[tuple[Digest, ...], int]:
-    """Digests of the chunks, and their total size."""
+    """Hands each chunk to `put`; returns the digests of the chunks, and their total bytes."""
     digests: list[Digest] = []
     num_bytes = 0
     for chunk in chunks:
@@ -174,10 +174,10 @@ def _put_all(chunks: Iterable[bytes], put: Put) -> tuple[tuple[Digest, ...], int
 
 
 def keep_anchor(store: WeightStore, held: VerifiedVersion) -> None:
-    """Writes the missing chunks of a version's full copy, where its manifest is in the store (blocking).
+    """Writes the missing chunks of a version's full copy, if the full copy's manifest is in the store (blocking).
 
     So a node that took the version by patches can restart from nothing, and serve joiners, without fetching. Nothing is
-    written on a disk with less free than twice the copy, since the next versions need the room more.
+    written with less than twice the copy free, since the next versions need the room more. A disk error is logged.
     """
     try:
         for manifest, _ in store.manifests(held.version.policy_id):

@@ -120,7 +120,7 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """Reads a segment and gives its changes back, piece by piece."""
+    """Reads a segment and applies the changes piece by piece."""
 
     def __init__(self, reader: StreamReader, classes: ExponentClasses, max_pieces: int) -> None:
         """Reads a whole segment. Raises MalformedPayload."""
@@ -151,7 +151,7 @@ class SegmentReader:
         return memoryview(reader.stream(0, int(num_changed / _BITMAP_FROM / 8) + num_bitmaps))
 
     def apply(self, piece: Bits) -> None:
-        """Turns the next piece of the base into the one of the target, in place. Raises MalformedPayload."""
+        """Changes the next piece, with the base's bits, to the target's in place. Raises MalformedPayload."""
         counts: list[int] = self._counts[self._next].tolist()
         encodings: list[int] = self._encodings[self._next].tolist()
         self._next += 1
@@ -223,7 +223,7 @@ class GapWriter:
         self._high.append(gaps)
 
     def to_bytes(self) -> bytes:
-        """Three streams: high bits of the gaps, those that take more than a byte, and low bits in order of width."""
+        """Three streams: high bits as bytes, high bits too large for a byte, and low bits in order of width."""
         lows = b"".join(pack_bits(np.concatenate(self._lows[bits]), bits) for bits in sorted(self._lows))
         high = np.concatenate([*self._high, _NO_NUMBERS])
         narrow, wide = np.minimum(high, np.uint32(_ESCAPE)).astype(np.uint8), high[high >= _ESCAPE]

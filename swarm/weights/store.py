@@ -1,8 +1,8 @@
 """Weight store: chunks and signed manifests on disk, by digest, shared by the agent and its workers.
 
-Invariant: a file is complete or absent, and what leaves the store hashes to its name; a damaged file counts as missing
-and is removed. A worker writes every chunk before the agent gets the manifest that names it; only the agent adds
-manifests and deletes.
+Invariant: a file is complete or absent, and content read from the store hashes to the file's name; a file found damaged
+counts as missing and is removed. A worker writes every chunk before the agent gets the manifest that names it; only the
+agent adds and drops manifests.
 """
 
 import contextlib
@@ -39,10 +39,10 @@ class WeightStore:
     """A node's weights on disk. Blocking and thread-safe: call it in threads.
 
     Args:
-        directory: of this store alone; created. Two processes may use it at once.
+        directory: holds this store alone; created. Several processes may use it at once.
         max_bytes: budget that `prune` enforces; a manifest with a larger payload is unusable here.
         clock: wall clock of the files' ages.
-        before_write: called before each write; a test raises OSError(ENOSPC) in it.
+        before_write: called with the number of bytes before each write; a test raises OSError(ENOSPC) in it.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class WeightStore:
     # --- chunks ----------------------------------------------------------------------------------
 
     def put_chunk(self, digest: Digest, data: bytes | memoryview) -> None:
-        """Stores a chunk durably; storing it again only renews its age.
+        """Stores a chunk (durable once a manifest was added after it); storing it again only renews its age.
 
         Raises:
-            ValueError: it is too long, or has another digest.
-            StorageFull: no room; nothing was stored.
+            ValueError: the chunk is too long, or has another digest.
+            StorageFull: the disk has no room; nothing was stored. Other OSErrors pass.
         """
         if len(data) > CHUNK_BYTES or chunk_digest(data) != digest:
             raise ValueError(f"{len(data)} bytes are not chunk {short(digest)}")
@@ -93,7 +93,7 @@ class WeightStore:
             self._num_bytes += len(data) if is_new else 0
 
     def chunk(self, digest: Digest) -> bytes | None:
-        """A stored chunk; None where it is missing or damaged."""
+        """A stored chunk; None if it is missing, unreadable or damaged (then it is removed)."""
         path = self._chunks / digest.hex()
         try:
             changed_s = path.stat().st_mtime
@@ -130,7 +130,7 @@ class WeightStore:
     # --- manifests -------------------------------------------------------------------------------
 
     def add_manifest(self, sealed: SealedManifest) -> Manifest | Unusable:
-        """Stores a manifest durably, after every chunk that was put before it. Raises StorageFull."""
+        """Stores a manifest durably, after all chunks put before; Unusable if it does not open. Raises StorageFull."""
         manifest = self.open(sealed)
         if isinstance(manifest, Unusable):
             return manifest
@@ -154,7 +154,7 @@ class WeightStore:
         return sorted(pairs, key=lambda pair: (pair[0].version.step, pair[0].base is None, pair[1].digest))
 
     def drop_manifests(self, digests: Iterable[Digest]) -> None:
-        """Deletes manifests; `prune` deletes their chunks."""
+        """Deletes manifests; their chunks stay until `prune`."""
         for digest in digests:
             with self._exclusive():
                 (self._manifests / digest.hex()).unlink(missing_ok=True)
@@ -163,10 +163,10 @@ class WeightStore:
     # --- room ------------------------------------------------------------------------------------
 
     def prune(self, in_force: Collection[NodeId], grace_s: float = GRACE_S) -> int:
-        """Deletes what exceeds the disk budget or the number of kept versions; returns the bytes deleted.
+        """Deletes manifests that `choose_kept` drops, and chunks no manifest names; returns the bytes of files deleted.
 
-        Always kept are a patch chain to the newest version of each lineage `in_force` (see `choose_kept`), and chunks
-        without a manifest younger than `grace_s` (with 0 no process may be writing).
+        Always kept are the chunks of kept manifests, and chunks younger than `grace_s` that no manifest named (with 0
+        no process may be writing).
         """
         opened = self._all()
         written_s = {name: changed_s for name, _, changed_s in _files(self._manifests)}
@@ -184,9 +184,9 @@ class WeightStore:
         return num_bytes
 
     def _delete_unnamed(self, dropped_s: dict[str, float], grace_s: float) -> int:
-        """Deletes chunks of dropped manifests alone, and chunks without any manifest for `grace_s`.
+        """Deletes chunks that only dropped manifests name, chunks without a manifest for `grace_s`, and old drafts.
 
-        The second kind stays while a manifest cannot be read, since it may name them.
+        Chunks of the second kind stay while a manifest cannot be read, since that manifest may name them.
         """
         opened = self._all()
         kept = {chunk.hex() for manifest, _ in opened.values() for chunk in manifest.chunks}
@@ -221,9 +221,9 @@ class WeightStore:
     # --- inside ----------------------------------------------------------------------------------
 
     def _all(self) -> dict[str, tuple[Manifest, SealedManifest]]:
-        """Every manifest on disk, by file name; one that does not open is deleted.
+        """Every manifest on disk, by file name; a manifest that does not open is deleted.
 
-        One that cannot be read now (no file descriptor, the disk does not answer) is only left out.
+        A manifest that cannot be read now (no file descriptor, the disk does not answer) is only left out.
         """
         names = {name for name, _, _ in _files(self._manifests)}
         for name in names - self._opened.keys():
@@ -248,7 +248,7 @@ class WeightStore:
             return dict(self._opened)
 
     def _draft(self, directory: Path, data: bytes | memoryview) -> Path:
-        """Writes a durable draft. Raises StorageFull."""
+        """Writes and syncs a draft; returns its path. Raises StorageFull."""
         draft = directory / f"{_DRAFT}{os.getpid()}-{next(self._numbers)}"
         with _remove_on_error(draft), draft.open("wb") as file:
             if self._before_write is not None:
@@ -299,7 +299,7 @@ def _files(directory: Path, drafts: bool = False) -> Generator[tuple[str, int, f
 
 
 def _read_sealed(path: Path) -> SealedManifest | None:
-    """A manifest file; None where it is too short. Raises OSError."""
+    """The signed manifest in a file; None if the file is too short. Raises OSError."""
     data = path.read_bytes()
     key, signature = data[:_KEY_BYTES], data[_KEY_BYTES : _KEY_BYTES + _SIGNATURE_BYTES]
     if len(signature) < _SIGNATURE_BYTES:

@@ -1,6 +1,6 @@
 """Host tensors for the weights codec: name, dtype, shape, and the bits as unsigned integers.
 
-Invariant: bits are never read as numbers, so NaN payloads and -0.0 survive. torch appears only in `TorchWeights`
+Invariant: bits are never converted to numbers, so NaN payloads and -0.0 survive. torch appears only in `TorchWeights`
 (input) and `to_torch` (output).
 """
 
@@ -76,7 +76,7 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError out of bounds, so an existing spec can be trusted."""
+        """Raises ValueError for a name, dtype or shape out of bounds, so an existing spec can be trusted."""
         if not _NAME.fullmatch(self.name) or len(self.name) > MAX_NAME_BYTES:
             raise ValueError(f"tensor name {self.name[:40]!r}: expected 1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . / -")
         if self.dtype not in DTYPES:
@@ -136,7 +136,7 @@ Weights = Mapping[str, HostTensor]  # by name; iterated in sorted order
 
 
 def specs_of(weights: Weights) -> tuple[TensorSpec, ...]:
-    """Specs in order of name; does not touch the content of a TorchWeights."""
+    """Specs in order of name; copies no content of a TorchWeights from a device."""
     if isinstance(weights, TorchWeights):
         return weights.specs
     return tuple(weights[name].spec for name in sorted(weights))
@@ -214,7 +214,7 @@ class TorchWeights(Mapping[str, HostTensor]):
 
 
 def to_torch(tensor: HostTensor) -> "torch.Tensor":
-    """A torch tensor that shares memory with `tensor.bits`."""
+    """The tensor as a torch tensor that shares memory with `tensor.bits`."""
     import torch
 
     dtype = cast("torch.dtype", getattr(torch, tensor.spec.dtype))

@@ -80,7 +80,7 @@ def _ordered(patterns: Signed, info: DtypeInfo) -> Signed:
 
 
 def _negate_where_negative(difference: Signed, base: Signed, info: DtypeInfo) -> None:
-    """Negates differences in place where the base is negative."""
+    """Negates, in place, the differences whose base is negative."""
     if info.is_signed:
         sign = base >> (8 * info.size - 1)
         difference ^= sign
@@ -112,7 +112,7 @@ class UlpWriter:
                 start += count
 
     def to_bytes(self) -> bytes:
-        """The encoded numbers of each class that has some."""
+        """The encoded deltas of each class with deltas, concatenated in order of class."""
         return b"".join(pack_ulps(np.concatenate(mine)) for mine in self._numbers if mine)
 
 
@@ -124,7 +124,7 @@ class UlpReader:
         self._numbers = [read_ulps(reader, count, dtype) if count else np.zeros(0, dtype) for count in counts]
 
     def take(self, counts: Sequence[int]) -> Numbers:
-        """The deltas of the next piece, class by class; the counts of all pieces add up to those of the reader."""
+        """The deltas of the next piece, class by class; `counts` of all pieces add up to the reader's counts."""
         parts: list[Numbers] = []
         for number, count in enumerate(counts):
             if count:
