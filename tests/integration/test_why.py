@@ -25,6 +25,12 @@ def put_in_vain(daemons: list[Daemon], _: list[list[Event]]) -> bool:
     return daemons[0].agent.own_groups.since_step.num_put >= 110
 
 
+def aged_in_vain(daemons: list[Daemon], _: list[list[Event]]) -> bool:
+    """Until there were own groups with signal for several steps, and none was made."""
+    agent = daemons[0].agent
+    return agent.own_groups.since_step.num_with_signal >= max(8, 2 * agent.config.replay.local_groups)
+
+
 async def test_nothing_is_blamed_on_a_training_that_went_well(tmp_path: Path) -> None:
     directory = await train_alone(tmp_path, lambda *_: False, steps=8)
     result = CliRunner().invoke(app, ["why", str(directory)])
@@ -87,7 +93,7 @@ async def test_the_command_that_it_prints_ends_the_ailment(tmp_path: Path) -> No
             lambda *_: False,
         ),
         ("reference_worth_nothing", "return 0.5", (), put_in_vain),
-        ("replay.max_age_s", "", ("replay.max_age_s=1e-6",), put_in_vain),
+        ("replay.max_age_s", "", ("replay.max_age_s=1e-6",), aged_in_vain),
     ],
 )
 async def test_an_ailment_of_a_real_training_is_named(
