@@ -105,7 +105,7 @@ def disk_budget(config: NodeConfig) -> DiskBudget | None:
 
 
 def disk_line(config: NodeConfig) -> str:
-    """The budget of a directory and its parts, for people (blocking). Raises ConfigError."""
+    """One-line summary of a node's disk budget and its parts (blocking). Raises ConfigError like `disk_budget`."""
     budget = disk_budget(config)
     if budget is None:
         return "disk: not estimated for this architecture"

@@ -521,7 +521,7 @@ class Reservation(Protocol):
 
 
 class Reachability(Protocol):
-    """Operations of a transport that test, and through relays establish, that other nodes can reach this one."""
+    """Transport operations that check if other nodes can reach this one, and make it reachable through relays."""
 
     is_dialable: bool
     """True if others can dial this node, as far as is known; a node that cannot be dialled relays nothing."""

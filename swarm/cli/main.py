@@ -148,8 +148,9 @@ def doctor(
 ) -> None:
     """Check this machine: packages, ports, clock, disk, memory, sandbox, peers. Every finding has its fix.
 
-    With a LINK, before joining: three lines on the network. Can others dial this machine, which connections get out,
-    how long are idle ones kept, and what follows from that?
+    With a LINK, check only the network, before joining that run: whether other nodes can dial this machine, which
+    outgoing connections work, how long idle connections are kept, what that means for a node here, and what would
+    improve it.
     """
     if link is not None:
         from node.network_check import check_network

@@ -167,7 +167,15 @@ def _mix(text: str) -> tuple[int, int] | None:
 
 
 def _pair(option: str, text: str, form: str, least: float = 0.0) -> tuple[str, float]:
-    """Name and number of an option's value; `form` is separator and meaning, such as `=FACTOR`. Raises ConfigError."""
+    """Parses an option's value such as `node-1=2.5` into its name and number.
+
+    Args:
+        form: separator, and what messages call the number, such as `=FACTOR`.
+        least: smallest number allowed.
+
+    Raises:
+        ConfigError: the number is missing, not finite, or below `least`.
+    """
     name, _, number = text.partition(form[0])
     try:
         value = float(number)

@@ -65,7 +65,10 @@ class Overlap:
 
 @dataclass(kw_only=True)
 class Worker:
-    """The trainer and generator of a node, behind protocols."""
+    """Dependencies and state that the training and generation loops of one node share.
+
+    A node that only generates has no `learner`.
+    """
 
     config: NodeConfig
     exchange: LocalExchange

@@ -269,7 +269,7 @@ def tokenizer_of(config: ModelConfig, folder: Path) -> Tokenizer:
 
 
 def check_turns(tokenizer: Tokenizer, environments: Iterable[Environment]) -> None:
-    """Checks that the tokenizer can append to a conversation, if an environment has several turns.
+    """Checks that the tokenizer can append turns to a conversation, if any environment is multi-turn.
 
     Raises:
         ConfigError: the tokenizer cannot; the message names the environments, the cause and the fix.

@@ -157,9 +157,9 @@ class HivemindDirectory:
             await self._announce(advert)
 
     def outlasting(self, advert: Advert) -> Advert:
-        """Our advert, with a later expiry if a looked-up advert of ours would outlast it.
+        """Our advert, its expiry extended past that of any advert of ours in the DHT, within MAX_ADVERT_TTL_S from now.
 
-        Otherwise the DHT would keep the older one, as after a restart with a clock that was set back.
+        The DHT keeps the record that expires last, which after a restart with the clock set back would be an old one.
         """
         public_key = self._identity.public_key
         newest = self._seen.newest(shard_of(public_key, self._config.shards), public_key)

@@ -123,7 +123,10 @@ class _PendingRefusals:
         self._since_s: float | None = None
 
     def is_first(self, reason: str, producer: str) -> bool:
-        """Counts a refusal, unless it is the first of its pair: then returns True, and the caller writes it."""
+        """True for the first refusal of a (reason, producer) pair since counts were last taken: the caller writes it.
+
+        Every other refusal is counted; beyond MAX_REFUSED_KINDS pairs those of new pairs are counted by reason alone.
+        """
         key = (reason, producer)
         if key not in self._counts and len(self._counts) < MAX_REFUSED_KINDS:
             self._counts[key] = 0

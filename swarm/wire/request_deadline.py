@@ -41,7 +41,11 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
         self._waiting = FairTable[str, asyncio.Timeout]()  # by subnet
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Replaces a handler of one request by one of a request stream, which reads the request within the deadline."""
+        """Wraps a unary-request handler so that it reads its request within the deadline.
+
+        The wrapper is a streaming-request handler, which gRPC calls before the request has arrived. Streaming-request
+        handlers are returned unchanged; an unknown method gets a handler that refuses the call.
+        """
         handler = await continuation(handler_call_details)
         if handler is None:
             return grpc.stream_unary_rpc_method_handler(self._refuse)

@@ -50,7 +50,7 @@ HEAVY = ("checkpoints", "weights", "engine")  # of a node's directory: gigabytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessFault:
-    """A disturbance of one process at a time after the first step of the run."""
+    """A planned kill, stop or restart of one process, `at_s` seconds after the run's first step."""
 
     at_s: float
     kind: Literal["kill", "stop", "restart"]
