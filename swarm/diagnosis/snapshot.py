@@ -236,7 +236,7 @@ class Snapshot:
 
     @cached_property
     def logged(self) -> tuple[LoggedWarning, ...]:
-        """Warnings and errors that the current or latest process logged, from its start on; the newest of each message."""
+        """Warnings and errors that the current or latest process logged since its start; the newest of each message."""
         newest_at_s = self.warnings[-1].at_s if self.warnings else 0.0
         since = self.value("started_at_s", newest_at_s - START_S)  # of one that did not come up nothing else is known
         newest: dict[str, LoggedWarning] = {}
