@@ -75,8 +75,10 @@ class RecordEnvironment(AnswerEnvironment):
         """The chat of a record with `messages`, its question in the configured prompt; else that of the base class."""
         chat: tuple[Message, ...] = problem.entry.chat
         asked = super().opening(problem)
-        has_system = bool(chat) and chat[0].role == "system"
-        return (*chat[:-1], *(each for each in asked if not (has_system and each.role == "system"))) if chat else asked
+        if not chat:
+            return asked
+        system = () if chat[0].role == "system" else tuple(each for each in asked if each.role == "system")
+        return (*system, *chat[:-1], *(each for each in asked if each.role != "system"))
 
     def _text(self, task_id: int, key: str, value: object) -> str:
         if isinstance(value, str | int | float):
@@ -212,7 +214,9 @@ def _takes_record(config: EnvironmentConfig, score: Callable[..., Any]) -> bool:
             signature.bind(*[""] * count)
         except TypeError:
             continue
-        return count == 4 or list(signature.parameters)[3:4] == ["record"]
+        fourth = [*signature.parameters.values()][3:4]
+        named = [each.name for each in fourth if each.kind is not inspect.Parameter.KEYWORD_ONLY]
+        return count == 4 or named == ["record"]
     raise ConfigError(
         f"environment {config.name}: {config.dataset}{signature} cannot be called; write it as "
         "score(question, answer, reference) or score(question, answer, reference, record), returning a number"

@@ -128,6 +128,7 @@ def test_rewards_of_a_declared_range_are_rescaled_and_no_others_pass(problems: P
     [
         ("record", "record['worth']", 0.25),
         ("record=None", "1.0 if record else 0.0", 1.0),
+        ("*, record=None", "1.0 if record else 0.0", 0.0),  # nothing is passed by name
         ("strict=None", "1.0 if strict else 0.0", 0.0),  # the function's own
         ("*more", "1.0 if more else 0.0", 0.0),
     ],
@@ -192,14 +193,23 @@ def test_a_message_that_is_no_text_is_not_asked_as_its_python_form(tmp_path: Pat
 def test_a_record_with_messages_is_asked_as_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}]
     rows = [
         {"messages": chat, "answer": "4"},
         {"messages": [*chat, {"role": "assistant", "content": "4"}], "answer": "4"},
         {"question": "3+3?", "answer": "6"},
+        {
+            "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}, chat[1]],
+            "answer": "4",
+        },
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     env = build_environment(config(path, system="Be kind.", prefill="It is "))
-    asked = [[(each.role, each.content) for each in env.task(number).messages] for number in range(3)]
+    asked = [[(each.role, each.content) for each in env.task(number).messages] for number in range(4)]
+    assert asked[3][:2] == [("system", "Be kind."), ("user", "hi")] and asked[3][2:] == [
+        ("assistant", "yes?"),
+        *asked[0][1:],
+    ]
     assert asked[0] == [("system", "Be brief."), ("user", "2+2?"), ("assistant", "It is ")]
     assert asked[1] == asked[0]  # what follows the question is not shown
     assert asked[2] == [("system", "Be kind."), ("user", "3+3?"), ("assistant", "It is ")]
