@@ -198,10 +198,7 @@ def test_a_record_with_messages_is_asked_as_it_stands(tmp_path: Path) -> None:
         {"messages": chat, "answer": "4"},
         {"messages": [*chat, {"role": "assistant", "content": "4"}], "answer": "4"},
         {"question": "3+3?", "answer": "6"},
-        {
-            "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}, chat[1]],
-            "answer": "4",
-        },
+        {"messages": [*talk, chat[1]], "answer": "4"},
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     env = build_environment(config(path, system="Be kind.", prefill="It is "))
