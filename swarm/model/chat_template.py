@@ -99,7 +99,7 @@ class MarkedContents:
     """Messages in which control tokens that contents spell are marked, so that they stay text once rendered.
 
     Example:
-        marked = MarkedContents(messages, lambda role: re.compile(re.escape("<|im_end|>")))
+        marked = MarkedContents(messages, {"": re.compile(re.escape("<|im_end|>"))})
         marked.split(template.render(marked.messages))  # [text, spelled token, text, ...]
     """
 
