@@ -163,7 +163,7 @@ class WeightStore:
     # --- room ------------------------------------------------------------------------------------
 
     def prune(self, in_force: Collection[NodeId], grace_s: float = GRACE_S) -> int:
-        """Deletes manifests that `choose_kept` drops, and chunks no manifest names; returns the bytes of deleted chunks and drafts.
+        """Deletes manifests that `choose_kept` drops, and chunks no manifest names; returns the bytes of the chunks.
 
         Always kept are the chunks of kept manifests, and chunks younger than `grace_s` that no manifest named (with 0
         no process may be writing).
