@@ -131,8 +131,8 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> nn.Module:
     transformers_logging.disable_progress_bar()
     try:
         shape: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.source {str(folder)!r}: cannot be loaded: {error}") from error
+    except Exception as error:  # of a file by anybody: transformers and huggingface_hub raise many kinds
+        raise ConfigError(f"model.source {str(folder)!r}: config.json cannot be read: {error}") from error
     _require_attention(folder, shape.get_text_config())
     try:
         network, info = cast(

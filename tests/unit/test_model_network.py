@@ -174,6 +174,14 @@ def test_a_network_that_keeps_another_state_is_refused_before_its_weights_are_re
         _from_folder(tmp_path, torch.float32)
 
 
+def test_a_configuration_that_contradicts_itself_is_named(tmp_path: Path) -> None:
+    from swarm.model.network import _from_folder
+
+    (tmp_path / "config.json").write_text('{"model_type": "lfm2", "num_hidden_layers": 32, "layer_types": ["conv"]}')
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read: Class validation error"):
+        _from_folder(tmp_path, torch.float32)
+
+
 def test_a_folder_with_pickled_weights_only_is_refused(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "pytorch_model.bin"):
         (tmp_path / name).write_text("{}")

@@ -41,11 +41,11 @@ class Promises:
         self._num_bytes = 0
 
     def begin(self, request_id: str, owner: str, work: Work) -> None:
-        """Starts work, unless its id runs or has a kept reply. Raises RequestRefused if MAX_OPEN requests run.
+        """Starts work, unless its id runs or has a kept reply. Raises RequestRefused if too many requests run.
 
         Args:
             request_id: id of the request.
-            owner: name under which `cancel_of` finds the request.
+            owner: session that the request counts for; `cancel_of` finds it by this name.
             work: coroutine that makes the reply; an error of the work becomes a reply as well.
         """
         if request_id in self._open or request_id in self._done:
