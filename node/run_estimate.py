@@ -4,14 +4,12 @@ Invariant: nothing is measured here, and only config.json of a model is read. Sh
 width of the feed-forward layers, V vocabulary, T trained parameters.
 """
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from swarm.config import ModelConfig, NodeConfig
-from swarm.errors import ConfigError
-from swarm.model.source import SHIPPED, TINY_SHAPE, resolve_source
+from swarm.model.source import read_model_config
 from swarm.types import Role
 
 LIKE_LLAMA: Final = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # model types whose parameters are counted here
@@ -113,14 +111,7 @@ class ModelShape:
 
 def read_shape(config: ModelConfig) -> ModelShape | None:
     """Shape of a configured model, from its config.json; None for one that is not counted here. Raises ConfigError."""
-    if config.source in SHIPPED:
-        return ModelShape.of(TINY_SHAPE)
-    path = resolve_source(config, None, with_weights=False) / "config.json"
-    try:
-        settings: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return ModelShape.of(settings)
+    return ModelShape.of(read_model_config(config))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

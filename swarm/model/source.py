@@ -71,17 +71,27 @@ def resolve_source(config: ModelConfig, cache_dir: Path | None, *, with_weights:
     )
 
 
-def positions_of(config: ModelConfig, cache_dir: Path | None = None) -> int:
-    """Most tokens of a prompt with its answer, as in config.json; 0 if config.json has no limit. Raises ConfigError."""
+def read_model_config(config: ModelConfig, cache_dir: Path | None = None) -> dict[str, Any]:
+    """The object in a model's config.json; TINY_SHAPE for a source in SHIPPED. Raises ConfigError."""
     if config.source in SHIPPED:
-        return int(TINY_SHAPE["max_position_embeddings"])
+        return TINY_SHAPE
     path = resolve_source(config, cache_dir, with_weights=False) / "config.json"
     try:
-        shape = json.loads(path.read_text(encoding="utf-8"))
-        own = shape.get("text_config", shape)
-        return int(own.get("max_position_embeddings") or own.get("n_positions") or 0)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: a JSON object is expected, found {type(found).__name__}")
+    return found
+
+
+def positions_of(config: ModelConfig) -> int:
+    """Most tokens of a prompt with its answer, as in config.json; 0 if config.json has no limit. Raises ConfigError."""
+    shape = read_model_config(config)
+    text = shape.get("text_config")
+    own: dict[str, Any] = text if isinstance(text, dict) else shape
+    found = own.get("max_position_embeddings") or own.get("n_positions")
+    return found if isinstance(found, int) else 0
 
 
 def is_char_model(source: str) -> bool:
