@@ -117,3 +117,49 @@ def test_objects_that_outlive_a_process_and_other_files_are_out_of_reach(tmp_pat
         pytest.skip("no seccomp filter or no mounts in a namespace on this machine")
     assert found.pop("stat of what is allowed")
     assert set(found.values()) == {False}
+
+
+PROBE_OTHERS = """
+import fcntl, json, os, signal, socket, struct, sys
+from swarm.environments.sandbox import confine
+victim = int(sys.argv[1])
+confine.limit_process(2**31)
+left, right = socket.socketpair()
+holds = confine.forbid_system_calls()
+ends = [os.pipe() for _ in range(3)]
+tries = {
+    "signal": lambda: os.kill(victim, signal.SIGKILL),
+    "owner of a pipe": lambda: fcntl.fcntl(ends[0][0], fcntl.F_SETOWN, victim),
+    "owner of a pipe, by kind": lambda: fcntl.fcntl(ends[1][0], 15, struct.pack("ii", 1, victim)),
+    "signal of a pipe": lambda: fcntl.fcntl(ends[2][0], 10, signal.SIGKILL),
+    "owner of a socket": lambda: fcntl.ioctl(left, 0x8902, struct.pack("i", victim)),
+    "owner of a socket, by file": lambda: fcntl.ioctl(left, 0x8901, struct.pack("i", victim)),
+    "cores": lambda: os.sched_setaffinity(victim, {0}),
+    "policy": lambda: os.sched_setscheduler(victim, os.SCHED_IDLE, os.sched_param(0)),
+}
+def outcome(act):
+    try:
+        act()
+        return "done"
+    except OSError as error:
+        return type(error).__name__
+found = {name: outcome(act) for name, act in tries.items()}
+for reader, writer in ends:
+    flags = fcntl.fcntl(reader, fcntl.F_GETFL)
+    fcntl.fcntl(reader, fcntl.F_SETFL, flags | os.O_ASYNC)
+    os.write(writer, b"x")
+print(json.dumps({"holds": holds, **found}))
+"""
+
+
+def test_a_confined_process_ends_and_slows_no_other_process_of_the_user() -> None:
+    with subprocess.Popen(["sleep", "60"]) as victim:
+        try:
+            arguments = [sys.executable, "-c", PROBE_OTHERS, str(victim.pid)]
+            found = json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+            ended = victim.poll()
+        finally:
+            victim.kill()
+    if not found.pop("holds"):
+        pytest.skip("no seccomp filter on this machine")
+    assert set(found.values()) == {"PermissionError"} and ended is None

@@ -35,26 +35,33 @@ _HOST_NAME = b"sandbox"
 _MAX_OPEN_FILES = 64
 
 # Audit architecture, then system call numbers that are refused (asm/unistd_64.h, asm-generic/unistd.h):
-# starting processes and threads, networking, signalling or tracing others, changing files, objects that outlive a
-# process (System V, message queues, keys), watching files, mounting, and detours to these. Opening a file for
+# starting processes and threads, networking, signalling, tracing or scheduling others, changing files, objects that
+# outlive a process (System V, message queues, keys), watching files, mounting, and detours to these. Opening a file for
 # reading stays possible, opening one in any other mode is refused.
-_ARCHITECTURES: dict[str, tuple[int, dict[int, int], str]] = {
+_ARCHITECTURES: dict[str, tuple[int, dict[int, int], tuple[int, ...], str]] = {
     "x86_64": (
         0xC000003E,
         {2: 24, 257: 32},  # open, openat: byte offset of their flags in seccomp_data
+        (72, 16),  # fcntl, ioctl
         "29 30 31 41 42 53 56 57 58 59 62 64 65 66 67 68 69 70 71 76 77 82 83 84 85 86 87 88 90 91 92 93 94 101 109 "
-        "112 129 132 133 141 155 160 165 166 188 189 190 200 220 234 235 240 241 242 243 244 245 248 249 250 253 254 "
-        "255 258 259 260 263 264 265 266 268 272 280 294 297 298 300 301 302 303 304 308 310 311 316 319 321 322 323 "
-        "424 425 428 429 430 431 432 433 434 435 437 438 442 452",
+        "112 129 132 133 141 142 144 155 160 165 166 188 189 190 200 203 220 234 235 240 241 242 243 244 245 248 249 "
+        "250 253 254 255 256 258 259 260 263 264 265 266 268 272 279 280 294 297 298 300 301 302 303 304 308 310 311 "
+        "314 316 319 321 322 323 424 425 428 429 430 431 432 433 434 435 437 438 442 452",
     ),
     "aarch64": (
         0xC00000B7,
         {56: 32},
-        "5 6 7 26 27 28 33 34 35 36 37 38 39 40 41 45 46 52 53 54 55 88 97 117 129 130 131 138 140 154 157 164 180 181 "
-        "182 183 184 185 186 187 188 189 190 191 192 193 194 195 196 197 198 199 203 217 218 219 220 221 240 241 261 "
-        "262 263 264 265 268 270 271 276 279 280 281 282 424 425 428 429 430 431 432 433 434 435 437 438 442 452",
+        (25, 29),
+        "5 6 7 26 27 28 33 34 35 36 37 38 39 40 41 45 46 52 53 54 55 88 97 117 118 119 122 129 130 131 138 140 154 "
+        "157 164 180 181 182 183 184 185 186 187 188 189 190 191 192 193 194 195 196 197 198 199 203 217 218 219 220 "
+        "221 238 239 240 241 261 262 263 264 265 268 270 271 274 276 279 280 281 282 424 425 428 429 430 431 432 433 "
+        "434 435 437 438 442 452",
     ),
 }
+# Commands of fcntl and ioctl that name another process, which the kernel then signals at a write to the file:
+# F_SETOWN, F_SETSIG, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP. Tried: SIGKILL by a pipe ended any process of the same user.
+_NAMING_A_PROCESS = (8, 10, 15, 0x8901, 0x8902)
+_COMMAND_OFFSET = 24  # of the second argument in seccomp_data
 _X32_BIT = 0x40000000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -209,7 +216,7 @@ def _program() -> bytes:
     return b"" if known is None else _filter(*known)
 
 
-def _filter(architecture: int, opens: dict[int, int], refused: str) -> bytes:
+def _filter(architecture: int, opens: dict[int, int], commands: tuple[int, ...], refused: str) -> bytes:
     """The classic BPF program over struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}."""
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO with EPERM
@@ -220,6 +227,11 @@ def _filter(architecture: int, opens: dict[int, int], refused: str) -> bytes:
     for number, offset in opens.items():
         lines += [(equal, 0, 4, number), (load, 0, 0, offset), (any_bit, 0, 1, _WRITING)]
         lines += [(give, 0, 0, refuse), (give, 0, 0, allow)]
+    for number in commands:
+        lines += [(equal, 0, 2 + 2 * len(_NAMING_A_PROCESS), number), (load, 0, 0, _COMMAND_OFFSET)]
+        for command in _NAMING_A_PROCESS:
+            lines += [(equal, 0, 1, command), (give, 0, 0, refuse)]
+        lines.append((give, 0, 0, allow))
     lines.append((give, 0, 0, allow))
     return b"".join(struct.pack("HBBI", *line) for line in lines)
 
