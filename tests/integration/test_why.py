@@ -34,7 +34,8 @@ def aged_in_vain(daemons: list[Daemon], _: list[list[Event]]) -> bool:
 async def test_nothing_is_blamed_on_a_training_that_went_well(tmp_path: Path) -> None:
     directory = await train_alone(tmp_path, lambda *_: False, steps=8)
     result = CliRunner().invoke(app, ["why", str(directory)])
-    assert result.exit_code == 0 and "nothing is wrong: 8 steps" in result.output and "--steps 16" in result.output
+    assert result.exit_code == 0, result.output
+    assert "nothing is wrong: 8 steps" in result.output and "--steps 16" in result.output
     plain = json.loads(CliRunner().invoke(app, ["why", str(directory), "--json"]).output)
     assert plain["is_healthy"] and [each["name"] for each in plain["findings"]] == ["finished"]
     groups = read_snapshot(directory, time.time()).answers
