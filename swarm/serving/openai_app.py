@@ -19,16 +19,18 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from swarm.episode import Message
 from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.interfaces import Completer, CompletionRequest, Tokenizer
 from swarm.model.plain_text import with_whole_characters
@@ -37,7 +39,9 @@ from swarm.serving.answers import Answer, AnswerPiece, follow_answer, whole_answ
 from swarm.serving.conversation_memory import ConversationMemory
 from swarm.serving.http_server import read_body
 from swarm.serving.openai_replies import (
+    as_piece,
     chat_choice,
+    chat_deltas,
     chat_logprobs,
     error_body,
     fingerprint,
@@ -58,12 +62,14 @@ from swarm.serving.openai_requests import (
     TextRequest,
     TokenizeRequest,
     TokensRequest,
-    messages_of,
     read_request,
 )
-from swarm.types import FinishReason, JsonDict
+from swarm.serving.turn_form import MAX_TRIES, ChatTurn, TurnForm, form_of, messages_of
+from swarm.types import JsonDict
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 # Of a body: room for its fields, and for ten letters of each token of a prompt, as \uXXXX.
 BODY_BYTES: Final = 256 * 1024
@@ -136,31 +142,38 @@ class OpenAiApp:
 
     async def _chat(self, request: Request) -> Response:
         asked = await self._read(ChatRequest, request)
-        messages = messages_of(asked.messages)
-        prompt_ids = await self._encoded(self.memory.prompt, messages)
+        form = form_of(asked)
+        messages = form.shown(messages_of(asked.messages))
+        prefill = (Message(role="assistant", content=form.prefill),) if form.prefill else ()
+        prompt_ids = await self._encoded(self.memory.prompt, (*messages, *prefill))
         num_top = asked.top_logprobs if asked.logprobs else 0
         most = asked.max_completion_tokens or asked.max_tokens
         requests = self._requests(asked, [prompt_ids], most, num_top)
+        stops = (*asked.stops, *form.stops)
 
-        def remember(answer: Answer) -> None:
-            if not answer.stop:  # else the client has less text than the model made
-                ids = [*answer.prompt_ids, *answer.completion.token_ids]
-                is_ended = answer.completion.finish is FinishReason.STOP
-                self.memory.add(messages, answer.text, ids, is_ended)
+        def remember(turn: ChatTurn) -> None:
+            if not turn.answer.stop:  # else the client has less text than the model made
+                made = turn.answer.completion.token_ids
+                is_ended = bool(made) and made[-1] in self._model.tokenizer.eos_ids
+                self.memory.add(messages, turn.text, [*turn.answer.prompt_ids, *made], is_ended)
 
         def chunk(piece: AnswerPiece, index: int, num_chars: int) -> JsonDict:
             logprobs = chat_logprobs(self._model.tokenizer, piece) if asked.logprobs else None
             return {"index": index, "delta": {"content": piece.text}, "logprobs": logprobs, "finish_reason": None}
 
         if asked.stream:
-            opening = {"role": "assistant", "content": ""}
-            return self._streamed(asked, requests, "chat.completion.chunk", chunk, {"delta": {}}, opening, remember)
-        answers = await self._whole(request, requests, asked.stops)
-        for answer in answers:
-            remember(answer)
+            opening = {"role": "assistant", "content": "" if form.is_free else None}
+            steps = (
+                partial(self._steps, requests, stops) if form.is_free else partial(self._turns, requests, stops, form)
+            )
+            kind = "chat.completion.chunk"
+            return self._streamed(asked, len(requests), steps, kind, chunk, {"delta": {}}, opening, form, remember)
+        turns = await self._whole(request, [self._turn(each, stops, form) for each in requests])
+        for turn in turns:
+            remember(turn)
         shown = {"has_logprobs": asked.logprobs, "has_token_ids": asked.return_token_ids}
-        choices = [chat_choice(self._model.tokenizer, answer, index, **shown) for index, answer in enumerate(answers)]
-        reply = self._reply("chat.completion", answers, choices, 1)
+        choices = [chat_choice(self._model.tokenizer, turn, index, **shown) for index, turn in enumerate(turns)]
+        reply = self._reply("chat.completion", [turn.answer for turn in turns], choices, 1)
         return JSONResponse(reply | ({"prompt_token_ids": prompt_ids} if asked.return_token_ids else {}))
 
     async def _text(self, request: Request) -> Response:
@@ -177,8 +190,9 @@ class OpenAiApp:
         if asked.stream:
             if asked.prompt_logprobs is not None:
                 raise RequestRefused("prompt_logprobs: not with stream; leave one of them out", "prompt_logprobs")
-            return self._streamed(asked, requests, "text_completion", chunk, {"text": "", "logprobs": None}, None, None)
-        answers = await self._whole(request, requests, asked.stops)
+            steps, ending = partial(self._steps, requests, asked.stops), {"text": "", "logprobs": None}
+            return self._streamed(asked, len(requests), steps, "text_completion", chunk, ending)
+        answers = await self._whole(request, self._answers(requests, asked.stops))
         choices = [
             text_choice(
                 self._model.tokenizer, answer, index, num_logprobs=asked.logprobs, has_token_ids=asked.return_token_ids
@@ -196,7 +210,7 @@ class OpenAiApp:
         asked = await self._read(TokensRequest, request)
         how = asked.sampling_params
         requests = self._requests(how, [asked.token_ids], how.max_tokens or DEFAULT_MAX_TOKENS, how.logprobs or 0)
-        answers = await self._whole(request, requests, how.stops)
+        answers = await self._whole(request, self._answers(requests, how.stops))
         return JSONResponse(
             {
                 "request_id": f"generate-{secrets.token_hex(12)}",
@@ -253,35 +267,57 @@ class OpenAiApp:
                 )
         return requests
 
-    async def _whole(
-        self, request: Request, requests: Sequence[CompletionRequest], stop: Sequence[str]
-    ) -> list[Answer]:
+    def _answers(
+        self, requests: Sequence[CompletionRequest], stops: Sequence[str]
+    ) -> list[Coroutine[Any, Any, Answer]]:
+        return [whole_answer(self._model.completer, self._model.tokenizer, each, stops) for each in requests]
+
+    async def _turn(self, request: CompletionRequest, stops: Sequence[str], form: TurnForm) -> ChatTurn:
+        """An answer of the form, of several that are tried. Raises RequestRefused and Unavailable."""
+        problem = ""
+        for seed in range(request.seed, request.seed + (MAX_TRIES if request.sampling.temperature else 1)):
+            (made,) = self._answers([replace(request, seed=seed)], stops)
+            turn = form.read(await made)
+            problem = form.problem(turn)
+            if not problem:
+                return turn
+        raise RequestRefused(f"the model gave no answer of the form that was asked for: {problem}", status=422)
+
+    async def _whole(self, request: Request, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
         """Waits for all answers. Raises ClientDisconnect if the client has gone, RequestRefused, and Unavailable."""
-        with self._open(len(requests)):
-            calls = (whole_answer(self._model.completer, self._model.tokenizer, each, stop) for each in requests)
-            answers = asyncio.gather(*calls)
-            gone = asyncio.ensure_future(_until_gone(request))
-            try:
-                await asyncio.wait((answers, gone), return_when=asyncio.FIRST_COMPLETED)
-                if not answers.done():
-                    raise ClientDisconnect
-                return answers.result()
-            finally:
-                gone.cancel()
-                answers.cancel()
+        try:
+            with self._open(len(calls)):
+                answers = asyncio.gather(*calls)
+                gone = asyncio.ensure_future(_until_gone(request))
+                try:
+                    await asyncio.wait((answers, gone), return_when=asyncio.FIRST_COMPLETED)
+                    if not answers.done():
+                        raise ClientDisconnect
+                    return answers.result()
+                finally:
+                    gone.cancel()
+                    answers.cancel()
+        finally:
+            for call in calls:  # those that were not begun
+                call.close()
 
     def _streamed(
         self,
         asked: AnswerFields,
-        requests: Sequence[CompletionRequest],
+        count: int,
+        steps: Callable[[], AsyncGenerator[tuple[int, AnswerPiece | Answer | ChatTurn]]],
         kind: str,
         chunk: Callable[[AnswerPiece, int, int], JsonDict],
         ending: JsonDict,
-        opening: JsonDict | None,
-        remember: Callable[[Answer], None] | None,
+        opening: JsonDict | None = None,
+        form: TurnForm | None = None,
+        remember: Callable[[ChatTurn], None] = lambda turn: None,
     ) -> Response:
-        """Response with server-sent events: the pieces of every choice, then its ending. Raises RequestRefused."""
-        self._require_room(len(requests))  # now, while a status can still be sent
+        """Response with server-sent events: the steps of `count` choices, then their endings. Raises RequestRefused.
+
+        `form`: of the turns of a chat, each of which is remembered before its ending is sent; None: no chat.
+        """
+        self._require_room(count)  # now, while a status can still be sent
         head = self._head(kind)
 
         async def events() -> AsyncGenerator[bytes]:
@@ -290,28 +326,40 @@ class OpenAiApp:
                 return b"data: " + json.dumps(made | {"choices": choices} | more).encode() + b"\n\n"
 
             answers: list[Answer] = []
-            num_chars = dict.fromkeys(range(len(requests)), 0)
+            num_chars = dict.fromkeys(range(count), 0)
             try:
-                with self._open(len(requests)):
+                with self._open(count):
                     if opening is not None:
                         for index in num_chars:
                             yield event([{"index": index, "delta": opening, "finish_reason": None}])
-                    async with aclosing(self._steps(requests, asked.stops)) as steps:
-                        async for index, step in steps:
-                            if isinstance(step, Answer):
-                                answers.append(step)
-                                if remember is not None:
-                                    remember(step)
-                                last = token_choice(step, index)
-                                del last["logprobs"], last["token_ids"]
-                                yield event([{**ending, **last}])
-                            else:
+                    async with aclosing(steps()) as made_steps:
+                        async for index, step in made_steps:
+                            if isinstance(step, AnswerPiece):
                                 made = chunk(step, index, num_chars[index])
                                 num_chars[index] += len(step.text)
                                 if asked.return_token_ids:
                                     made["token_ids"] = list(step.token_ids)
                                 if step.text or made["logprobs"] or asked.return_token_ids:
                                     yield event([made])
+                                continue
+                            turn = step if isinstance(step, ChatTurn) or form is None else form.read(step)
+                            if isinstance(turn, ChatTurn):
+                                remember(turn)
+                            if isinstance(step, ChatTurn):
+                                part = chunk(as_piece(step.answer), index, 0)
+                                if asked.return_token_ids:
+                                    part["token_ids"] = list(step.answer.completion.token_ids)
+                                for delta in chat_deltas(step):
+                                    yield event([part | {"delta": delta}])
+                                    part = {"index": index, "logprobs": None, "finish_reason": None}
+                            answer = turn.answer if isinstance(turn, ChatTurn) else turn
+                            answers.append(answer)
+                            last = token_choice(answer, index)
+                            del last["logprobs"], last["token_ids"]
+                            finish = (
+                                {"finish_reason": "tool_calls"} if isinstance(turn, ChatTurn) and turn.calls else {}
+                            )
+                            yield event([{**ending, **last, **finish}])
             except (Unavailable, RequestRefused) as error:  # the status was sent before
                 yield b"data: " + json.dumps(error_body(str(error), "server_error")).encode() + b"\n\n"
                 return
@@ -320,6 +368,19 @@ class OpenAiApp:
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _turns(
+        self, requests: Sequence[CompletionRequest], stops: Sequence[str], form: TurnForm
+    ) -> AsyncGenerator[tuple[int, ChatTurn]]:
+        """Yields the turns of all requests in order, each with the index of its request."""
+        tasks = [asyncio.create_task(self._turn(each, stops, form)) for each in requests]
+        try:
+            for index, task in enumerate(tasks):
+                yield index, await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _steps(
         self, requests: Sequence[CompletionRequest], stop: Sequence[str]

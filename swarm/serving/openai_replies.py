@@ -4,11 +4,14 @@ Every reply names its policy version: `system_fingerprint` is the newest one, an
 each version with its first token, in case weights changed during the answer.
 """
 
+import json
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from swarm.interfaces import Tokenizer
 from swarm.serving.answers import Answer, AnswerPiece
+from swarm.serving.turn_form import ChatTurn
 from swarm.types import FinishReason, JsonDict, PolicyVersion, short
 
 _FINISHES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
@@ -26,22 +29,48 @@ def version_fields(version: PolicyVersion) -> JsonDict:
 
 
 def chat_choice(
-    tokenizer: Tokenizer, answer: Answer, index: int, *, has_logprobs: bool, has_token_ids: bool
+    tokenizer: Tokenizer, turn: ChatTurn, index: int, *, has_logprobs: bool, has_token_ids: bool
 ) -> JsonDict:
     """A choice of /v1/chat/completions."""
+    answer, calls = turn.answer, call_fields(turn)
+    message = {"role": "assistant", "content": turn.content or (None if calls else ""), "refusal": None}
     choice: JsonDict = {
         "index": index,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
-        "logprobs": chat_logprobs(tokenizer, _as_piece(answer)) if has_logprobs else None,
+        "message": message | ({"tool_calls": calls} if calls else {}),
+        "logprobs": chat_logprobs(tokenizer, as_piece(answer)) if has_logprobs else None,
     }
-    return choice | _ending(answer) | _ids(answer.completion.token_ids, has_token_ids)
+    finish = {"finish_reason": "tool_calls"} if calls else {}
+    return choice | _ending(answer) | finish | _ids(answer.completion.token_ids, has_token_ids)
+
+
+def chat_deltas(turn: ChatTurn) -> list[JsonDict]:
+    """Deltas of a streamed turn that was made as a whole, without role: its content, then each call in two parts."""
+    deltas: list[JsonDict] = [{"content": turn.content}] if turn.content or not turn.calls else []
+    for index, call in enumerate(call_fields(turn)):
+        arguments = call["function"]["arguments"]
+        opened = call | {"index": index, "function": call["function"] | {"arguments": ""}}
+        deltas.append({"tool_calls": [opened]})
+        deltas.append({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
+    return deltas
+
+
+def call_fields(turn: ChatTurn) -> list[JsonDict]:
+    """The calls of a turn as a message has them, each with a new id."""
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+        }
+        for call in turn.calls
+    ]
 
 
 def text_choice(
     tokenizer: Tokenizer, answer: Answer, index: int, *, num_logprobs: int | None, has_token_ids: bool
 ) -> JsonDict:
     """A choice of /v1/completions."""
-    logprobs = None if num_logprobs is None else text_logprobs(tokenizer, _as_piece(answer), num_logprobs, 0)
+    logprobs = None if num_logprobs is None else text_logprobs(tokenizer, as_piece(answer), num_logprobs, 0)
     choice: JsonDict = {"index": index, "text": answer.text, "logprobs": logprobs}
     if has_token_ids:
         choice["prompt_token_ids"] = list(answer.prompt_ids)
@@ -139,6 +168,7 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def _as_piece(answer: Answer) -> AnswerPiece:
+def as_piece(answer: Answer) -> AnswerPiece:
+    """The whole answer as one piece."""
     made = answer.completion
     return AnswerPiece(text=answer.text, token_ids=made.token_ids, logprobs=made.logprobs or (), top=made.top)

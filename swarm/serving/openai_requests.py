@@ -18,6 +18,7 @@ MAX_CHOICES: Final = 64  # of one request: prompts times n
 MAX_TOP: Final = 20
 LEAST_TEMPERATURE: Final = 0.01  # logits overflow below it; also vLLM's lower bound
 _MAX_STOPS: Final = 16
+_MAX_TOOLS: Final = 128
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # field -> values that change nothing
     "min_p": (0, None),
     "presence_penalty": (0, None),
@@ -37,9 +38,8 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # field -> values that ch
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
-    "response_format": (None, {"type": "text"}),
-    "tools": ([], None),
     "functions": ([], None),
+    "function_call": (None,),
     "chat_template": (None,),
     "chat_template_kwargs": ({}, None),
     "documents": ([], None),
@@ -53,6 +53,7 @@ _KINDS: Final[Mapping[str | int, str]] = {
     "prompt": "a text, token ids, or a list of several, none of them empty",
     "content": "a text or a list of text parts; images and audio are not supported",
     "stop": f"a string, or a list of at most {_MAX_STOPS}, each of 1 to 256 characters",
+    "tool_choice": '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
 }
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -125,11 +126,76 @@ class TextPart(_Fields):
     text: str
 
 
+class FunctionFields(_Fields):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The function as the model is shown it."""
+        fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class ToolFields(_Fields):
+    """A tool of a request; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionFields
+
+
+class FunctionName(_Fields):
+    """Name of a function."""
+
+    name: str
+
+
+class NamedChoice(_Fields):
+    """A `tool_choice` of one function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(_Fields):
+    """Function of a call, its arguments as JSON text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class CallFields(_Fields):
+    """A call in a message of the assistant."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class JsonSchema(_Fields):
+    """A JSON schema and its name."""
+
+    name: str = ""
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
+
+
+class ResponseFormat(_Fields):
+    """Form of an answer: any text, a JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class ChatMessage(_Fields):
     """A message of a chat, as clients write it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    tool_calls: Annotated[list[CallFields], Field(max_length=64)] | None = None
+    tool_call_id: str | None = None
 
     @property
     def message(self) -> Message:
@@ -149,6 +215,10 @@ class ChatRequest(AnswerFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
+    tools: Annotated[list[ToolFields], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
 
 
 class TextRequest(AnswerFields):
@@ -208,16 +278,6 @@ def read_request(kind: type[Body], data: object) -> Body:
         raise RequestRefused(f"{field or 'body'}: {words}{got}", field) from None
     _refuse_what_would_change_samples(request)
     return request
-
-
-def messages_of(request: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """The conversation to answer. Raises RequestRefused if it has tool calls or ends with the assistant."""
-    if request[-1].role == "assistant":
-        raise RequestRefused("messages: the last one is the assistant's; an answer is not continued", "messages")
-    for place, each in enumerate(request):
-        if (each.model_extra or {}).get("tool_calls"):
-            raise RequestRefused(f"messages.{place}.tool_calls: not supported; write the call as text", "messages")
-    return tuple(each.message for each in request)
 
 
 def _refuse_what_would_change_samples(request: BaseModel) -> None:

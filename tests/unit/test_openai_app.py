@@ -231,8 +231,8 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "min_p": ("/v1/completions", {"prompt": [5], "min_p": 0.1}, "min_p: 0.1 is not supported; leave it out"),
     "penalty": ("/v1/completions", {"prompt": [5], "presence_penalty": 1}, "presence_penalty: 1 is not supported"),
     "nested": ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"min_p": 0.1}}, "min_p: 0.1 is not"),
-    "tools": ("/v1/chat/completions", CHAT | {"tools": [{"type": "function"}]}, "tools: [{'type': 'function'}] is not"),
-    "JSON mode": ("/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
+    "tools": ("/v1/chat/completions", CHAT | {"tools": [{"type": "function"}]}, "tools.0.function: Field required"),
+    "functions": ("/v1/chat/completions", CHAT | {"functions": [{"name": "a"}]}, "functions: [{'name': 'a'}] is not"),
     "no messages": ("/v1/chat/completions", {"messages": []}, "messages"),
     "a role": ("/v1/chat/completions", {"messages": [{"role": "bot", "content": "a"}]}, "messages.0.role"),
     "the assistant's": (

@@ -33,10 +33,10 @@ MOST_LINES = {
     "core": 47_150,
     "methods": 7_300,
     "extras": 5_400,
-    "operation": 22_200,
-    "packages": 90_400,
+    "operation": 23_600,
+    "packages": 92_000,
     "benchmarks": 9_400,
-    "tests": 75_000,
+    "tests": 75_800,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 

@@ -1,0 +1,122 @@
+"""A model that says what a test scripts, served over HTTP with SmolLM2's tokens."""
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cache
+from typing import Any
+
+from waits import HANG_S
+
+from swarm.config import ModelConfig
+from swarm.interfaces import Completion, CompletionRequest, OnTokens, Prompts, Tokenizer
+from swarm.model.tokenizer import load_tokenizer
+from swarm.serving.http_server import HttpServer
+from swarm.serving.openai_app import OpenAiApp, ServedModel
+from swarm.types import FinishReason, FloatArray, PolicyVersion, VersionSpan
+
+KEY = "a-key-of-the-tests"
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """SmolLM2's."""
+    return load_tokenizer(ModelConfig(source="smollm2"))
+
+
+class ScriptedCompleter:
+    """Completer that gives texts in the order of the script, each token with log-prob -0.5; then repeats the last."""
+
+    def __init__(self, texts: Sequence[str], step: int = 3) -> None:
+        self.texts = list(texts)
+        self.version = PolicyVersion(policy_id="ada", step=step, digest=b"\x01" * 32)
+        self.requests: list[CompletionRequest] = []
+        self._lock = threading.Lock()
+
+    def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
+        """A finished completion with the next text."""
+        with self._lock:
+            self.requests.append(request)
+            text = self.texts.pop(0) if len(self.texts) > 1 else self.texts[0]
+        ids, finish = tokenizer().encode_response(text), FinishReason.STOP
+        if len(ids) > request.sampling.max_new_tokens:
+            ids, finish = ids[: request.sampling.max_new_tokens], FinishReason.LENGTH
+        if on_tokens is not None:
+            for place, token in enumerate(ids):
+                if not on_tokens([token], [-0.5], []):
+                    ids = ids[: place + 1]
+                    break
+        made: Future[Completion] = Future()
+        spans = [VersionSpan(start=0, version=self.version)]
+        made.set_result(Completion(token_ids=ids, logprobs=[-0.5] * len(ids), top=(), spans=spans, finish=finish))
+        return made
+
+    def score(self, sequences: Prompts) -> list[FloatArray]:
+        """Nothing that a test asks for."""
+        raise NotImplementedError
+
+    def prompts(self) -> list[str]:
+        """Text of each prompt so far."""
+        return [tokenizer().decode(request.prompt_ids) for request in self.requests]
+
+
+class ScriptedServer:
+    """The model behind OpenAI's interface, and a client of it."""
+
+    def __init__(self, *texts: str, make: Callable[..., OpenAiApp] = OpenAiApp, **options: Any) -> None:
+        self.engine = ScriptedCompleter(texts)
+        model = ServedModel(name="m", completer=self.engine, tokenizer=tokenizer(), context_tokens=4096)
+        self.app = make(model, KEY, **options)
+        self._server = HttpServer(self.app.routes)
+        self.port = self._server.start("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+
+    def __enter__(self) -> "ScriptedServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop()
+
+    def send(
+        self, path: str, body: object, key: str = KEY, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Status and content of a reply to a POST."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request("POST", path, content, {"Authorization": f"Bearer {key}", **(headers or {})})
+        response = connection.getresponse()
+        read = response.status, response.read()
+        connection.close()
+        return read
+
+    def ask(self, path: str, body: object, **options: Any) -> tuple[int, dict[str, Any]]:
+        """Status and decoded content of a reply to a POST."""
+        status, content = self.send(path, body, **options)
+        return status, json.loads(content)
+
+    def chat(self, *messages: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+        """The choice of a reply to a chat."""
+        status, reply = self.ask("/v1/chat/completions", {"messages": messages, **fields})
+        assert status == 200, reply
+        return reply["choices"][0]
+
+    def events(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The events of a streamed chat."""
+        status, content = self.send(path, {**body, "stream": True})
+        assert status == 200, content
+        *lines, last = [line for line in content.decode().split("\n\n") if line]
+        assert last == "data: [DONE]", last
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def user(text: str) -> dict[str, str]:
+    """A message of the user."""
+    return {"role": "user", "content": text}
+
+
+def called(name: str = "add", arguments: str = '{"a": 1}') -> str:
+    """A call in the model's own syntax."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
