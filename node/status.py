@@ -20,6 +20,7 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.printable import printable
 from swarm.process import is_running
 from swarm.telemetry.warning_log import read_warnings
+from swarm.trained.learning_evidence import LearningEvidence
 from swarm.types import JsonDict, short
 
 OLD_NEWS_S: Final = 10.0  # of a sign of life: most come every second
@@ -54,6 +55,12 @@ def read_status(directory: Path) -> JsonDict:
     if missing:
         raise ConfigError(f"{path}: damaged (no {', '.join(missing)}); start the node again")
     return status
+
+
+def learning_lines(status: JsonDict, evidence: LearningEvidence) -> tuple[str, ...]:
+    """Evidence of learning in lines; () for a node without a learner."""
+    is_trainer = "own_since_step" in status or "learns_from_others" in status
+    return evidence.lines if is_trainer or evidence.changes else ()
 
 
 def status_rows(status: JsonDict) -> list[tuple[str, str]]:

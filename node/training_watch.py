@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from swarm.config import NodeConfig
-from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
+from swarm.events import Event, GroupPut, GroupsDrawn, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
 from swarm.telemetry.time_left import LONG_S, TimeLeft, duration_words
 from swarm.telemetry.warning_log import NOTHING_TO_LEARN
+from swarm.trained.learning_evidence import EvidenceTally, Learned
 
 MANY_GROUPS: Final = 256  # without any difference in reward: where one in 14 has one, 64 have none in one of 100 runs
 SOME_GROUPS: Final = 64  # the same once so much time has passed, or where none could be scored
@@ -33,8 +34,7 @@ class TrainingWatch:
     step: int = 0
     is_hopeless: bool = False
     ends: asyncio.Event = field(default_factory=asyncio.Event)
-    first: dict[tuple[str, str], PolicyEvaluated] = field(default_factory=dict[tuple[str, str], PolicyEvaluated])
-    newest: dict[tuple[str, str], PolicyEvaluated] = field(default_factory=dict[tuple[str, str], PolicyEvaluated])
+    learning: EvidenceTally = field(default_factory=EvidenceTally)
     num_groups: int = 0  # since the newest step, or the start
     num_unscored: int = 0  # of them
     best_reward: float = 0.0  # highest mean of a group, since the start
@@ -47,7 +47,8 @@ class TrainingWatch:
         self._time_left = TimeLeft(config=self.config)
         self._is_foretold = False
         self._first_group_s = 0.0
-        self._has_stepped = False
+        self._has_stepped = self._has_evaluated = False
+        self._num_drawn = self._num_equal = 0  # own groups, since the last line
         self._rewards: list[float] = []
         self._tokens = 0
 
@@ -55,7 +56,7 @@ class TrainingWatch:
         """Reads step and first evaluations from the events before this start."""
         for event in events:
             if isinstance(event, PolicyEvaluated):
-                self.first.setdefault((event.env, event.split), event)
+                self.learning.add(event)
             elif isinstance(event, StepMade):
                 self.step = max(self.step, event.step)
 
@@ -76,6 +77,9 @@ class TrainingWatch:
                 self.num_unscored += 1
                 self.error = event.error
                 self._look()
+            case GroupsDrawn():
+                self._num_drawn += sum(use.is_own_policy for use in event.groups)
+                self._num_equal += event.num_zero_variance
             case StepMade():
                 self.step = event.step
                 self.num_groups = self.num_unscored = 0
@@ -84,12 +88,12 @@ class TrainingWatch:
             case VersionPublished():
                 self.step = event.step  # the first one tells where a training goes on
             case PolicyEvaluated():
-                key = event.env, event.split
-                self.first.setdefault(key, event)
-                self.newest[key] = event
+                self.learning.add(event)
                 if event.split == "held_out":
-                    before = self.first[key]
-                    since = f" (step {before.step}: {before.accuracy:.2f})" if before is not event else ""
+                    self._has_evaluated = True
+                    changes = {each.env: each for each in self.learning.evidence.changes}
+                    before = changes.get(event.env)
+                    since = f" (step {before.first_step}: {before.before:.2f})" if before and before.is_change else ""
                     right = f"{event.accuracy:.2f} of {event.num_problems} held-out problems right"
                     self._say(f"step {event.step:<5} {event.env}: {right}{since}")
             case _:
@@ -105,18 +109,17 @@ class TrainingWatch:
         stopped = [f"stopped at step {self.step}; the same command goes on from there"] if was_stopped else []
         if was_stopped and not self.step:
             return stopped  # no checkpoint yet: nothing to chat with
-        if not was_stopped and not self._has_stepped and not self.newest:
-            return [f"nothing to do: all {self.config.learner.num_steps} steps were made; --steps N makes more"]
-        lines = [
-            f"{env:<10} held out: {self.first[env, split].accuracy:.2f} at step {self.first[env, split].step}, "
-            f"{now.accuracy:.2f} at step {now.step}"
-            for (env, split), now in self.newest.items()
-            if split == "held_out"
-        ]
-        where = self.config.dir
+        where, evidence = self.config.dir, self.learning.evidence
+        if not was_stopped and not self._has_stepped and not self._has_evaluated:
+            return [
+                evidence.words,
+                f"nothing to do: all {self.config.learner.num_steps} steps were made; --steps N makes more",
+            ]
+        why = [] if evidence.verdict is Learned.YES else [f"what to try, the likeliest first: swarm why {where}"]
         return [
             *stopped,
-            *lines,
+            *evidence.lines,
+            *why,
             f"next: swarm chat {where} | swarm samples {where} | swarm eval {where} | swarm export {where} OUT",
         ]
 
@@ -175,12 +178,14 @@ class TrainingWatch:
         if now_s - self._said_s < SAY_EVERY_S and event.step != self.config.learner.num_steps:
             return
         rewards, tokens, seconds = self._rewards, self._tokens, now_s - self._said_s
-        self._rewards, self._tokens, self._said_s = [], 0, now_s
+        drawn, equal = self._num_drawn, self._num_equal
+        self._rewards, self._tokens, self._said_s, self._num_drawn, self._num_equal = [], 0, now_s, 0, 0
         total = self.config.learner.num_steps
         of = f"/{total}" if total else ""
-        mean = f"reward {sum(rewards) / len(rewards):.3f}" if rewards else "reward -"
+        mean = f"reward {sum(rewards) / len(rewards):.3g}" if rewards else "reward -"
+        taught = f", {drawn} of {drawn + equal} drawn taught" if equal else ""
         speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-        self._say(f"step {event.step}{of}  {mean} of {len(rewards)} groups  {speed}{self._left()}")
+        self._say(f"step {event.step}{of}  {mean} of {len(rewards)} groups{taught}  {speed}{self._left()}")
 
     def _left(self) -> str:
         left_s = self._time_left.seconds(time.time())

@@ -332,6 +332,9 @@ class PolicyEvaluated(Event):
     accuracy: float
     num_problems: int
     majority_baseline: float  # accuracy of always giving the commonest right answer
+    num_right: tuple[int, ...] = ()  # as in `Evaluation`
+    num_tries: int = 1
+    problems: str = ""  # empty: an older event
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> Self:
@@ -343,6 +346,9 @@ class PolicyEvaluated(Event):
             accuracy=evaluation.accuracy,
             num_problems=evaluation.num_problems,
             majority_baseline=evaluation.majority_baseline,
+            num_right=evaluation.num_right,
+            num_tries=evaluation.num_tries,
+            problems=evaluation.problems,
         )
 
 

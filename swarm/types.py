@@ -525,6 +525,7 @@ class StepReport:
 
 
 SPLITS: Final = ("held_out", "all")  # of each environment's problems in an evaluation
+MAX_OUTCOMES: Final = 4096  # problems of an evaluation whose outcomes are kept one by one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -538,6 +539,9 @@ class Evaluation:
     num_problems: int  # whose answers could be scored
     majority_baseline: float  # accuracy of always giving the commonest right answer
     at_s: float
+    num_right: tuple[int, ...] = ()  # of the tries at each problem; -1: not scored; empty: more than MAX_OUTCOMES
+    num_tries: int = 1  # at each problem
+    problems: str = ""  # digest of problems, verifier and tries: where it is equal, problems can be compared one by one
 
 
 JsonDict = dict[str, Any]

@@ -116,16 +116,20 @@ def status(
     as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
     max_idle_s: Annotated[float, Option(help="Most seconds without a step or a sign of work.")] = 300.0,
 ) -> None:
-    """Show the state of a node; exit code 1, with the reason, if it makes no progress."""
-    from node.status import disk_bytes, problems, read_status, status_rows
+    """Show if a node learned, and its state; exit code 1, with the reason, if it makes no progress."""
+    from node.status import disk_bytes, learning_lines, problems, read_status, status_rows
     from swarm.printable import one_line
     from swarm.process import is_running
+    from swarm.trained.learning_evidence import read_learning
 
     figures = read_status(directory) | {"disk_bytes": disk_bytes(directory)}
     found = problems(figures, time.time(), max_idle_s, is_running(directory), directory)
+    learned = learning_lines(figures, read_learning(directory))
     if as_json:
-        typer.echo(json.dumps({**figures, "problems": found}, indent=2))
+        typer.echo(json.dumps({**figures, "learning": learned, "problems": found}, indent=2))
     else:
+        for line in learned:
+            console.print(one_line(line), markup=False, highlight=False, soft_wrap=True, style="bold")
         for key, value in status_rows(figures):
             console.print(f"{key:<18} {one_line(value)}", markup=False, highlight=False, soft_wrap=True)
         for problem in found:

@@ -25,23 +25,33 @@ def why(
     as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
     max_idle_s: Annotated[float, Option(help="Most seconds without a step or a sign of work.")] = 300.0,
 ) -> None:
-    """Name the causes for which a node does not learn, or learns badly: the likeliest first, with figures and the fix.
+    """Show if a node learned, then why it does not: the likeliest cause first, with figures and the fix.
 
-    Only files of the node are read: status.json, events.jsonl, warnings.jsonl, node.toml, groups.sqlite,
-    log.txt. Exit code 0: nothing is wrong; 1: something is wrong; 2: the directory is not of a node.
+    The first line is held-out success before and after, with a 95 % interval; `nothing is wrong` is printed
+    only where that interval lies above zero. Only files of the node are read: status.json, events.jsonl,
+    warnings.jsonl, node.toml, groups.sqlite, log.txt. Exit code 0: no fault is known; 1: something is
+    wrong, or it did not learn; 2: the directory is not of a node.
     """
     from swarm.diagnosis import diagnose, is_healthy, read_snapshot
+    from swarm.trained.learning_evidence import Learned
 
     snapshot = read_snapshot(directory, time.time(), max_idle_s)
     found = diagnose(snapshot)
+    is_unshown = snapshot.is_trainer and snapshot.learning.verdict is not Learned.YES
     if as_json:
         plain = [asdict(each) | {"gravity": each.weight.name.lower()} for each in found]
-        typer.echo(json.dumps({"is_healthy": is_healthy(found), "findings": plain}, indent=1))
+        verdict = {"learned": snapshot.learning.verdict, "evidence": snapshot.learning.lines}
+        healthy = None if is_unshown and is_healthy(found) else is_healthy(found)
+        typer.echo(json.dumps({"is_healthy": healthy, **verdict, "findings": plain}, indent=1))
         raise typer.Exit(0 if is_healthy(found) else 1)
+    if snapshot.is_trainer:
+        for line in snapshot.learning.lines:
+            _print(line, style="bold" if line == snapshot.learning.words else "")
     if is_healthy(found):
         rewards = snapshot.course("reward_mean")
         newest = f", mean reward of the newest step {rewards[-1]:.2f}" if rewards else ""
-        _print(f"nothing is wrong: {len(snapshot.made)} steps{newest}" + ("; good to know:" if found else ""))
+        healthy = "no fault is known, nor is it shown that it learns" if is_unshown else "nothing is wrong"
+        _print(f"{healthy}: {len(snapshot.made)} steps{newest}" + ("; good to know:" if found else ""))
     for number, each in enumerate(found, 1):
         _print_finding(number, each)
     raise typer.Exit(0 if is_healthy(found) else 1)

@@ -46,7 +46,6 @@ FAST: Final = 0.1  # nats by which one step moves log-probs, from which on it is
 STILL: Final = 1e-4  # the same, below which it is rounding
 SMALL: Final = 0.006  # the same of small steps
 DECAY: Final = 1e-3  # of each weight at a step; usual is 1e-7 to 1e-6
-MANY_STEPS: Final = 50  # fewer need not have taught anything yet
 FALL_SIGMAS: Final = 3.0
 FAR_UP: Final = 0.3  # of rewards in training
 LEARNED: Final = 0.9
@@ -259,22 +258,6 @@ def tokens_left_out(snapshot: Snapshot) -> Diagnosed | None:
     else:
         return None
     return Diagnosed(claim=claim, fix=fix, evidence=("num_tokens, clip_share and masked_share of step (events.jsonl)",))
-
-
-def learns_nothing(snapshot: Snapshot) -> Diagnosed | None:
-    """Finds many steps without a rise of the reward; a hard task looks the same."""
-    rewards = snapshot.course("reward_mean")
-    third = len(rewards) // 3
-    if len(rewards) < MANY_STEPS:
-        return None
-    first, now = mean(rewards[:third]), mean(rewards[-third:])
-    if now > min(first + 0.02, LEARNED):
-        return None
-    return Diagnosed(
-        claim=f"after {len(rewards)} steps the reward is where it was: {first:.2f} at first, {now:.2f} now",
-        fix=f"look at answers with their rewards: {snapshot.look}. Are right answers the right "
-        "ones, and does the reward know them? Hard tasks need an easier beginning, or many more steps",
-    )
 
 
 # --- held-out success -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import psutil
 from swarm.config import NodeConfig, load_config
 from swarm.diagnosis.snapshot import AnsweredGroup, Snapshot
 from swarm.environments.record_facts import RecordFacts, file_of, last_word, loose, plain, record_facts
+from swarm.episode import TurnStatus
 from swarm.errors import ConfigError
 from swarm.process import is_running
 from swarm.telemetry import read_events, read_warnings
@@ -146,6 +147,9 @@ def _read_answers(
             prompt=hash(scored.group.prompt_ids.tobytes()),
             texts=tuple(hash(rollout.actions) for rollout in scored.group.rollouts),
             nats=_mean_nats(scored.group),
+            is_malformed=tuple(
+                turn.status is TurnStatus.MALFORMED for outcome in scored.outcomes for turn in outcome.transitions
+            ),
             **_beside_references(scored.group, records.get(scored.group.env)),
         )
         for scored in groups

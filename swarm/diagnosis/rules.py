@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 from swarm.diagnosis import answer_rules as answers
+from swarm.diagnosis import evidence_rules as evidence
 from swarm.diagnosis import learning_rules as learning
 from swarm.diagnosis import network_rules as network
 from swarm.diagnosis import process_rules as process
@@ -96,6 +97,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("reward_ignores_question", rewards.reward_ignores_question, HARMS, "rewards"),
     _rule("records_repeat", records.records_repeat, WASTES, "records"),
     _rule("few_questions", learning.few_questions, HARMS, "records"),
+    _rule("malformed_actions", signal.malformed_actions, STOPS, "equal-rewards"),
     _rule("model_knows_nothing", signal.model_knows_nothing, STOPS, "equal-rewards"),
     _rule("rewards_add_up_to_nothing", rewards.rewards_add_up_to_nothing, STOPS, "rewards"),
     _rule("paid_though_wrong", answers.paid_though_wrong, NOTE, "rewards"),
@@ -149,6 +151,8 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("does_not_run", process.does_not_run, WASTES, "the-process", while_paused=True),
     _effect("halted", learning.halted, STOPS, "groups-that-wait"),
     _effect("no_steps", learning.no_steps, STOPS, "groups-that-wait"),
+    # Nobody knows why, and it did not learn.
+    _effect("did_not_learn", evidence.did_not_learn, HARMS, "did-it-learn", while_paused=True),
     # The node learns, and something is lost.
     _effect("no_external", network.no_external, HARMS, "refused-groups"),
     _rule("newcomers", network.newcomers, WASTES, "refused-groups"),
@@ -164,7 +168,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("paused", process.paused, NOTE, "the-process", while_paused=True),
     _rule("only_relays", process.only_relays, NOTE, "the-process", while_paused=True),
     _rule("finished", process.finished, NOTE, "the-process", while_paused=True),
-    _rule("learns_nothing", learning.learns_nothing, NOTE, "steps"),
     _rule("far_from_usual", far_from_usual, NOTE, "settings"),
 )
 # What a status alone tells, for `swarm status`.

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from swarm.config import NodeConfig
 from swarm.config.section import Usual
+from swarm.diagnosis import evidence_rules as evidence
 from swarm.diagnosis import learning_rules as learning
 from swarm.diagnosis import network_rules as network
 from swarm.diagnosis import process_rules as process
@@ -58,7 +59,7 @@ def _shortfall(snapshot: Snapshot, kind: str) -> tuple[str, bool]:
     """Returns (failure of the node at `kind` in words, "" if none; True if a healthy node may look the same)."""
     certain, unsure = SHORTFALLS[kind]
     for find in certain:
-        if (found := find(snapshot)) is not None:
+        if (found := find(snapshot)) is not None and found.gravity is not Gravity.NOTE:
             return found.claim, False
     return next(((words, True) for words, is_seen in unsure if is_seen(snapshot)), ("", True))
 
@@ -91,7 +92,7 @@ SHORTFALLS: Final[dict[str, tuple[tuple[Find, ...], tuple[tuple[str, Callable[[S
     "signal": ((signal.equal_rewards, signal.cut_off), (("answers are nearly random", signal.draws_noise),)),
     "steps": (
         (
-            *(learning.steps_change_nothing, learning.gets_worse, learning.learns_nothing, learning.tokens_left_out),
+            *(learning.steps_change_nothing, learning.gets_worse, evidence.did_not_learn, learning.tokens_left_out),
             *(learning.overfits, learning.held_out_falls),
         ),
         (

@@ -29,6 +29,7 @@ MINUTE_S: Final = 60.0
 MANY_PUT: Final = 40  # groups of all environments from which their shares can be compared
 SOME_STEPS: Final = 15  # from which on a slope differs from chance
 CUT_SHARE: Final = 0.5  # of answers that end at the longest length
+MOSTLY_MALFORMED: Final = 0.5  # of actions
 NOISE_NATS: Final = 2.5  # 12 equally likely tokens; language models have .2 to 1.5
 
 
@@ -239,6 +240,26 @@ def model_knows_nothing(snapshot: Snapshot) -> Diagnosed | None:
             f"{middle([each.nats for each in snapshot.answers]):.2g} nats a token in the newest "
             f"{len(snapshot.answers)} own groups (groups.sqlite)",
         ),
+    )
+
+
+def malformed_share(snapshot: Snapshot) -> float | None:
+    """Share of the newest own actions that the environment could not read; None if too little is known."""
+    flags = [flag for group in snapshot.answers for flag in group.is_malformed]
+    return mean([float(flag) for flag in flags]) if len(flags) >= COMPARED else None
+
+
+def malformed_actions(snapshot: Snapshot) -> Diagnosed | None:
+    """Finds own episodes whose actions the environment mostly cannot read, where they teach little."""
+    share = malformed_share(snapshot)
+    if share is None or share < MOSTLY_MALFORMED or not teaches_little(snapshot):
+        return None
+    return Diagnosed(
+        claim=f"the environment cannot read {share:.0%} of the actions: the model does not know their form",
+        fix=f"read some: {snapshot.look}. A prompt that shows the form of an action by an example, a form that the "
+        f"model writes by itself, or a reward for a readable action{of_prompt(snapshot)}",
+        evidence=(f"status malformed, in the newest {len(snapshot.answers)} own groups (groups.sqlite)",),
+        gravity=Gravity.STOPS if has_no_signal(snapshot) else Gravity.HARMS,
     )
 
 

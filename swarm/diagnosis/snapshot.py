@@ -31,6 +31,7 @@ from swarm.events import (
     events_of,
 )
 from swarm.telemetry import LoggedWarning
+from swarm.trained.learning_evidence import LearningEvidence, learning_evidence
 from swarm.types import JsonDict, NodeId, RefusalReason, Role
 
 MAX_TEXT: Final = 300  # characters of an error or name that is shown
@@ -96,6 +97,7 @@ class AnsweredGroup:
     is_nearly_right: tuple[bool, ...] = ()  # equal up to case and punctuation, or with words around it
     is_of_neighbour: tuple[bool, ...] = ()  # equal to the right answer of the record before or after
     is_end_of_right: tuple[bool, ...] = ()  # equal to the last word of a right answer of several words
+    is_malformed: tuple[bool, ...] = ()  # by action of all episodes: the environment could not read it; empty: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +305,11 @@ class Snapshot:
         for event in events_of(PolicyEvaluated, self.events):
             found.setdefault((event.env, event.split), {})[event.step] = event
         return {key: tuple(of[step] for step in sorted(of)) for key, of in found.items()}
+
+    @cached_property
+    def learning(self) -> LearningEvidence:
+        """Evidence of learning from all held-out evaluations."""
+        return learning_evidence(events_of(PolicyEvaluated, self.events))
 
     # --- others ---------------------------------------------------------------------------------------
 

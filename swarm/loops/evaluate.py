@@ -4,6 +4,7 @@ Invariant: the sandboxed verifier scores each try. A failure of the verifier say
 taken over scored problems, and the guard ignores an evaluation in which fewer than half of the problems were scored.
 """
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from statistics import fmean
@@ -13,7 +14,7 @@ from swarm.errors import RolloutFailed
 from swarm.interfaces import Learner, Verdict
 from swarm.loops.worker import Worker
 from swarm.telemetry.shown_episodes import NUM_SHOWN, ShownEpisode
-from swarm.types import Evaluation, Task
+from swarm.types import MAX_OUTCOMES, Evaluation, Task
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ async def evaluate_version(worker: Worker, learner: Learner) -> None:
             num_problems=len(scored),
             majority_baseline=max(references.count(reference) for reference in set(references)) / len(scored),
             at_s=worker.clock.now_s(),
+            num_right=_outcomes(verdicts),
+            num_tries=len(scored[0].outcomes),
+            problems=_digest(tasks, scored[0]),
         )
         evaluations.append(evaluation)
         if 2 * len(scored) >= len(tasks):
@@ -68,6 +72,18 @@ async def _keep_best(worker: Worker, learner: Learner, held_out: Sequence[float]
     except OSError as error:
         extra = {"step": learner.version.step, "error": str(error)}
         logger.error("the best version was not kept: make room on the disk", extra=extra)
+
+
+def _outcomes(verdicts: Sequence[Verdict | None]) -> tuple[int, ...]:
+    """Right tries at each problem, -1 where it was not scored; empty for more than MAX_OUTCOMES problems."""
+    counts = (-1 if verdict is None else _num_right(verdict) for verdict in verdicts)
+    return tuple(counts) if len(verdicts) <= MAX_OUTCOMES else ()
+
+
+def _digest(tasks: Sequence[Task], scored: Verdict) -> str:
+    """Digest of the problems, of the verifier of a scored one, and of the number of tries: 16 hex characters."""
+    shown = [(task.env, [(each.role, each.content) for each in task.messages], task.drawn) for task in tasks]
+    return hashlib.sha256(repr((shown, scored.verifier, len(scored.outcomes))).encode()).hexdigest()[:16]
 
 
 def _num_right(verdict: Verdict) -> int:

@@ -37,6 +37,7 @@ from swarm.events import (
     kind_of,
 )
 from swarm.telemetry.time_left import LONG_S, TimeLeft, duration_words
+from swarm.trained.learning_evidence import EvidenceTally
 from swarm.types import NodeId
 
 PLAIN_EVERY_S = 15.0
@@ -57,7 +58,7 @@ class NodeProgress:
     ess_share: float | None = None
     puts: list[tuple[float, int, float]] = field(default_factory=list[tuple[float, int, float]])  # at_s, tokens, reward
     accuracy: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
-    evaluated_at_step: int = 0
+    learning: EvidenceTally = field(default_factory=EvidenceTally)
     refusals: Counter[str] = field(default_factory=Counter[str])
     brought: Counter[NodeId] = field(default_factory=Counter[NodeId])  # groups admitted, by producer
     drawn: Counter[NodeId] = field(default_factory=Counter[NodeId])  # groups, by producer
@@ -77,7 +78,7 @@ class NodeProgress:
                 self.ages = list(event.ages_steps)
             case PolicyEvaluated():
                 self.accuracy[(event.env, event.split)] = event.accuracy
-                self.evaluated_at_step = event.step
+                self.learning.add(event)
             case GroupPut():
                 self.puts.append((event.at_s, event.num_tokens, event.reward_mean))
                 self.puts = [put for put in self.puts if put[0] > event.at_s - _RATE_WINDOW_S]

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.status import activity_words, node_name, problems, read_status
+from node.status import activity_words, learning_lines, node_name, problems, read_status
 from swarm.diagnosis.process_rules import paused_words
 from swarm.errors import ConfigError, SwarmError
 from swarm.printable import one_line
@@ -24,6 +24,7 @@ from swarm.process import is_running
 from swarm.report.live import WORKING, NodeProgress, figure
 from swarm.report.node_directory import EVENTS, MAX_IDLE_S
 from swarm.telemetry import EventTail
+from swarm.trained.learning_evidence import LearningEvidence
 from swarm.types import JsonDict, NodeId, short
 
 POLL_S: Final = 0.5
@@ -91,9 +92,14 @@ class WatchedNode:
         return self.progress.tokens_per_s if self.is_running else None
 
     @property
-    def held_out(self) -> dict[str, float]:
-        """Environment -> newest success on problems that are never trained on."""
-        return {env: value for (env, split), value in sorted(self.progress.accuracy.items()) if split == "held_out"}
+    def learning(self) -> LearningEvidence:
+        """Evidence of learning so far."""
+        return self.progress.learning.evidence
+
+    @property
+    def learned(self) -> list[str]:
+        """The same in lines, with the name of the node; empty for a node without a learner, or not started yet."""
+        return [f"{self.name}: {one_line(line)}" for line in learning_lines(self.status, self.learning)]
 
 
 def watch_nodes(
@@ -113,11 +119,7 @@ def watch_nodes(
     for node in nodes:
         node.refresh(now_s())
     if not console.is_terminal:
-        console.print(" | ".join(map(_plain, nodes)), markup=False, highlight=False, soft_wrap=True)
-        while wait(LINE_EVERY_S):
-            for node in nodes:
-                node.refresh(now_s())
-            console.print(" | ".join(map(_plain, nodes)), markup=False, highlight=False, soft_wrap=True)
+        _print_plain(nodes, console, wait, now_s)
         return
     with Live(view(nodes), console=console, auto_refresh=False) as live:
         while wait(POLL_S):
@@ -126,20 +128,35 @@ def watch_nodes(
                 live.update(view(nodes), refresh=True)
 
 
+def _print_plain(
+    nodes: Sequence[WatchedNode], console: Console, wait: Callable[[float], bool], now_s: Callable[[], float]
+) -> None:
+    """Prints a line after each wait, and before it the evidence of learning where that has changed."""
+    shown = list[str]()
+    while True:
+        learned = [line for node in nodes for line in node.learned]
+        for line in (*(each for each in learned if each not in shown), " | ".join(map(_plain, nodes))):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if not wait(LINE_EVERY_S):
+            return
+        shown = learned
+        for node in nodes:
+            node.refresh(now_s())
+
+
 def _plain(node: WatchedNode) -> str:
-    progress = node.progress
-    held_out = "".join(f" {one_line(env)} {figure(value)}" for env, value in node.held_out.items())
-    at_step = f" (step {progress.evaluated_at_step})" if held_out else ""
+    progress, whole = node.progress, node.learning.whole
+    held_out = "-" if whole is None else f"{figure(whole.after)} (step {whole.newest_step})"
     problem = f" problem: {one_line(node.problems[0])}" if node.problems else ""
     return (
-        f"{node.name} {node.state} step {node.step} reward {figure(node.reward)} held out{held_out or ' -'}{at_step} "
+        f"{node.name} {node.state} step {node.step} reward {figure(node.reward)} held out {held_out} "
         f"age {figure(node.progress.age, 1)} {figure(node.tokens_per_s, 0)} tok/s own/others "
         f"{progress.num_local}/{progress.num_external} refused {progress.refusals.total()}{problem}"
     )
 
 
 def view(nodes: Sequence[WatchedNode]) -> RenderableType:
-    """Table with a row for each node, and notes below it: held-out success, producers, refusals, problems."""
+    """Evidence of learning, a table with a row for each node, and notes: producers, refusals, problems."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("node", "state"):
         table.add_column(name, no_wrap=True)
@@ -147,20 +164,21 @@ def view(nodes: Sequence[WatchedNode]) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     names = {str(node.status.get("node_id")): node.name for node in nodes}
     for node in nodes:
-        progress, held_out = node.progress, node.held_out.values()
+        progress, whole = node.progress, node.learning.whole
         table.add_row(
             Text(node.name),
             Text(node.state, style="" if node.is_running else "dim"),
             str(node.step),
             figure(node.reward),
-            figure(sum(held_out) / len(held_out) if held_out else None),
+            figure(None if whole is None else whole.after),
             figure(node.progress.age, 1),
             figure(progress.ess_share),
             figure(node.tokens_per_s, 0),
             f"{progress.num_local}/{progress.num_external}",
             str(progress.refusals.total()),
         )
-    return Group(table, *(line for node in nodes for line in _notes(node, names)))
+    learned = [Text(line) for node in nodes for line in node.learned]
+    return Group(*learned, table, *(line for node in nodes for line in _notes(node, names)))
 
 
 def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
@@ -172,8 +190,6 @@ def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
 
     if node.is_running and node.status.get("paused_since_s") is not None:
         note("paused", f"{paused_words(node.status['paused_since_s'])}; swarm resume {node.path} goes on")
-    held_out = ", ".join(f"{one_line(env)} {figure(value)}" for env, value in node.held_out.items())
-    note("held out", f"{held_out} at step {progress.evaluated_at_step}" if held_out else "")
     named = {producer: names.get(producer, short(producer)) for producer in (*progress.drawn, *progress.brought)}
     own_id = node.status.get("node_id")
     others = Counter({named[each]: count for each, count in progress.brought.items() if each != own_id})

@@ -17,10 +17,11 @@ from typing import Any, Final
 from swarm import __version__
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, SwarmError
-from swarm.events import Event, GroupsDrawn, PolicyEvaluated, StepMade, groups_learned_from
+from swarm.events import Event, GroupsDrawn, PolicyEvaluated, StepMade, events_of, groups_learned_from
 from swarm.identity import DOMAIN_EXPORT, Identity, node_id_of, verify
 from swarm.process import read_json, write_json
 from swarm.telemetry import read_events
+from swarm.trained.learning_evidence import LearningEvidence, learning_evidence
 from swarm.trained.model import TrainedModel
 from swarm.types import Digest, JsonDict, NodeId, PolicyVersion, short
 from swarm.wire.held_manifest import load_held
@@ -162,6 +163,7 @@ def _statement(
     events, version = list(events), model.version
     held = load_held(model.directory, config.run_id)
     teachers, num_draws = _teachers(events, version.step)
+    evidence = learning_evidence(events_of(PolicyEvaluated, events), version.step)
     return {
         "format": kind,
         "made_with": f"swarm-trainer {__version__}",
@@ -178,7 +180,8 @@ def _statement(
         "environments": [
             {"name": each.name, "kind": each.kind, "dataset": Path(each.dataset).name} for each in config.environments
         ],
-        "evaluations": _evaluations(events, version.step),
+        "learning": evidence.words,
+        "evaluations": _evaluations(evidence),
         "groups_learned_from": [{"producer": who, "groups": count} for who, count in teachers.most_common()],
         "draws_counted": num_draws,
     }
@@ -198,21 +201,20 @@ def _teachers(events: Iterable[Event], step: int) -> tuple[Counter[NodeId], int]
     return Counter(use.producer for use in uses), len(made)
 
 
-def _evaluations(events: Iterable[Event], step: int) -> list[dict[str, Any]]:
-    """First and newest evaluation of each environment and split, up to a step."""
-    found: dict[tuple[str, str], list[PolicyEvaluated]] = {}
-    for event in events:
-        if isinstance(event, PolicyEvaluated) and event.step <= step:
-            found.setdefault((event.env, event.split), []).append(event)
+def _evaluations(evidence: LearningEvidence) -> list[dict[str, Any]]:
+    """Held-out success of each environment at the first and the newest evaluation."""
     return [
         {
-            "environment": env,
-            "split": split,
-            "problems": of[-1].num_problems,
-            "first": {"step": of[0].step, "success": of[0].accuracy},
-            "newest": {"step": of[-1].step, "success": of[-1].accuracy},
+            "environment": each.env,
+            "split": "held_out",
+            "problems": each.num_problems,
+            "first": {"step": each.first_step, "success": each.before},
+            "newest": {"step": each.newest_step, "success": each.after},
+            "gain_interval_95": list(each.interval),
+            "commonest_answer": each.baseline,
+            "verdict": str(each.verdict),
         }
-        for (env, split), of in sorted(found.items())
+        for each in evidence.changes
     ]
 
 
@@ -228,18 +230,17 @@ def _card(statement: Mapping[str, Any]) -> str:
     lines = [
         f"# {base}, step {statement['step']} of run {statement['run_id']}",
         "",
+        f"**{statement['learning']}**",
+        "",
         f"Post-trained by reinforcement learning with Swarm Trainer: recipe `{statement['recipe']['name']}`, learning "
         f"rate {statement['learning_rate']:g}, {statement['step']} steps; {own} groups of its own and {total - own} "
         f"of other nodes. Made {statement['made_at']} with {statement['made_with']}.",
         "",
-        f"| environment | problems | first success | newest success, up to step {statement['step']} |",
-        "|---|---|---|---|",
-        *(
-            f"| {each['environment']}, {each['split'].replace('_', ' ')} | {each['problems']} | "
-            f"{each['first']['success']:.2f} (step {each['first']['step']}) | {each['newest']['success']:.2f} "
-            f"(step {each['newest']['step']}) |"
-            for each in statement["evaluations"]
-        ),
+        f"Held-out problems, at the first evaluation and the newest one up to step {statement['step']}:",
+        "",
+        "| environment | problems | before | after | gain, 95 % interval | commonest answer | |",
+        "|---|---|---|---|---|---|---|",
+        *map(_evaluation_row, statement["evaluations"]),
         "",
         "| taught by | groups | share |",
         "|---|---|---|",
@@ -254,6 +255,18 @@ def _card(statement: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(header + lines)
+
+
+def _evaluation_row(row: Mapping[str, Any]) -> str:
+    (first, newest), (low, high) = (row["first"], row["newest"]), row["gain_interval_95"]
+    once = first["step"] == newest["step"]
+    cells = (
+        f"{first['success']:.2f} (step {first['step']})",
+        "-" if once else f"{newest['success']:.2f} (step {newest['step']})",
+        "-" if once else f"{newest['success'] - first['success']:+.2f} ({low:+.2f} to {high:+.2f})",
+        f"{row['commonest_answer']:.2f}",
+    )
+    return f"| {row['environment']} | {row['problems']} | {' | '.join(cells)} | {row['verdict']} |"
 
 
 def _file_digests(folder: Path) -> dict[str, str]:

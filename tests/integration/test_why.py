@@ -35,9 +35,10 @@ async def test_nothing_is_blamed_on_a_training_that_went_well(tmp_path: Path) ->
     directory = await train_alone(tmp_path, lambda *_: False, steps=8)
     result = CliRunner().invoke(app, ["why", str(directory)])
     assert result.exit_code == 0, result.output
-    assert "nothing is wrong: 8 steps" in result.output and "--steps 16" in result.output
+    assert "nothing is wrong" in result.output or "no fault is known" in result.output
+    assert "--steps 16" in result.output and "held out" in result.output.splitlines()[0]
     plain = json.loads(CliRunner().invoke(app, ["why", str(directory), "--json"]).output)
-    assert plain["is_healthy"] and [each["name"] for each in plain["findings"]] == ["finished"]
+    assert plain["is_healthy"] is not False and [each["name"] for each in plain["findings"]] == ["finished"]
     groups = read_snapshot(directory, time.time()).answers
     pairs = [pair for each in groups for pair in zip(each.is_right, each.rewards, strict=True)]
     assert {reward for is_right, reward in pairs if is_right} == {1.0}, "right answers of the file are known as such"

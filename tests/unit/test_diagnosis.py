@@ -245,6 +245,11 @@ CASES: Final = (
         {"records": records(num_contradicting=40, first_contradiction=(0, 1))},
         {"records": records(num_contradicting=2)},
     ),
+    case(
+        "malformed_actions",
+        {**vain(), "answers": groups((0.0, 0.0), is_malformed=(True, True, False))},
+        {"answers": groups(is_malformed=(True, True, False))},
+    ),
     case("records_broken", {"records": records(num_broken=1)}),
     case("answers_no_text", {"records": records(num_null=10)}, {"records": records(num_null=2, num_no_text=90)}),
     case("file_missing", {"missing_files": ("q.jsonl",)}),
@@ -469,6 +474,39 @@ def test_a_training_that_gave_up_lacked_signal_and_its_error_is_only_the_effect(
     assert said(events=[ended], runs=False)[0].name == "gave_up_learning"
 
 
+FLAT: Final = [*steps(0.0, count=60), evaluated(700.0, 0, 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"events": [*FLAT, evaluated(999.0, 60, 0.22)]}, "it did not learn"),
+        ({"events": [*FLAT, evaluated(999.0, 60, 0.05)]}, "it got worse"),
+        ({"events": FLAT}, "the reward in training did not rise"),
+        ({"events": [*steps(0.01, count=60), *FLAT[60:], evaluated(999.0, 60, 0.22)]}, "the reward in training rose"),
+        ({"events": [*FLAT, evaluated(999.0, 60, 0.6)]}, ""),
+        ({"events": [*steps(0.0, count=12), *FLAT[60:], evaluated(999.0, 12, 0.2)], "runs": True}, ""),
+        ({"events": [*FLAT, evaluated(999.0, 60, 0.22)], "config": FOLLOWS, "status": followed()}, ""),
+    ],
+    ids=["same", "worse", "unknown", "by heart", "learned", "too early", "generator"],
+)
+def test_what_did_not_learn_is_never_healthy(changes: dict[str, Any], expected: str) -> None:
+    found = [each for each in said(**{"config": LEARNER(), **changes}) if each.name == "did_not_learn"]
+    assert [each.claim.startswith(expected) for each in found] == [True] * bool(expected)
+    if found:
+        assert "1) " in found[0].fix and "swarm samples" in found[0].fix
+
+
+def test_health_is_claimed_by_evidence_alone(tmp_path: Path) -> None:
+    learned = [*steps(0.005, count=60), evaluated(700.0, 0, 0.2), evaluated(999.0, 60, 0.6)]
+    for events, words, is_known in ((learned, "nothing is wrong", True), (learned[:-1], "no fault is known", None)):
+        directory = make_directory(tmp_path / str(is_known), *events, is_finished=True)
+        output = CliRunner().invoke(cli.app, ["why", str(directory)]).output
+        assert output.splitlines()[0].startswith("learned: held out 0.20 -> 0.60" if is_known else "not known whether")
+        assert words in output and ("nothing is wrong" in output) is bool(is_known)
+        assert ask(directory)["is_healthy"] is is_known
+
+
 def test_effects_are_left_out_where_a_cause_is_found() -> None:
     late = {**own(), "last_step_at_s": 600.0}
     assert [each.name for each in said(status=late)] == ["all_wrong"]
@@ -492,7 +530,6 @@ def test_what_is_no_fault_is_a_note() -> None:
     paid = groups((1.0, 0.7), 64, **WRONG)
     assert notes(answers=paid) == ["paid_though_wrong"]
     assert notes({"generator": {"temperature": 5.0}}) == ["far_from_usual"]
-    assert notes(LEARNER(), events=steps(0.0, count=60)) == ["learns_nothing"]
 
 
 def test_values_are_far_by_the_span_at_their_field_and_defaults_never_are() -> None:

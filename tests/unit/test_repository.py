@@ -30,7 +30,7 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 47_150,
+    "core": 47_200,
     "methods": 7_300,
     "extras": 5_400,
     "operation": 23_600,

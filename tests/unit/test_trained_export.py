@@ -282,7 +282,8 @@ def test_provenance_names_teachers_scores_and_the_version_and_verifies(tmp_path:
     )
     assert found.statement["evaluations"][0]["first"] == {"step": 0, "success": 0.25}
     card = (tmp_path / "out" / CARD).read_text()
-    assert f"newest success, up to step {done.version.step} |" in card
+    assert "**not known whether it learned: held out 0.25 of 8 problems at step 0, and not evaluated since**" in card
+    assert "| sort | 8 | 0.25 (step 0) | - | - | 0.00 | not evaluated |" in card
     assert "1970-01-02" in card and "| node `bbbbbbbb` | 2 | 67% |" in card
     for path in (tmp_path / "out").iterdir():
         assert str(tmp_path) not in path.read_bytes().decode(errors="replace")  # no path of this machine

@@ -116,8 +116,9 @@ def test_a_node_is_seen_before_it_starts_while_it_runs_and_after_it(tmp_path: Pa
     found = lines_of(directory, start, learn, lambda: None, lambda: os.close(lock[0]))
     assert found[0] == ("ada not started step 0 reward - held out - age - - tok/s own/others 0/0 refused 0")
     assert found[1].startswith("ada starting step 0")
+    assert found.pop(2).startswith("ada: not known whether it learned: held out 0.25 of ")
     assert found[2] == (
-        "ada learning step 5 reward .75 held out sort .25 (step 4) age 2.0 20 tok/s own/others 3/1 refused 1"
+        "ada learning step 5 reward .75 held out .25 (step 4) age 2.0 20 tok/s own/others 3/1 refused 1"
     )
     assert found[3] == found[2], "no event is counted twice"
     assert found[4].startswith("ada does not run step 5") and "problem: the node does not run" in found[4]
@@ -148,7 +149,7 @@ def test_a_terminal_shows_who_brings_what_and_is_drawn_again_when_something_chan
     watch_nodes([WatchedNode(held)], console, waits, lambda: NOW_S)
     text = out.getvalue()
     assert seen[0] == seen[1] == seen[2] < seen[3], "nothing is drawn while nothing changes"
-    assert "ada held out: sort .25 at step 4" in text
+    assert "ada: not known whether it learned: held out 0.25 of " in text
     assert "ada draws groups of: ada 3 (75%), bbbbbbbb 1 (25%)" in text
     assert "ada got groups of: bbbbbbbb 1 (100%)" in text and "ada refused: too_old 1 (100%)" in text
     assert "the node does not run" in text

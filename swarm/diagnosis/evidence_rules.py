@@ -1,0 +1,128 @@
+"""The rule about a training that did not learn for no cause that is known, with what to try, the likeliest first.
+
+Invariant: the verdict is that of `learning_evidence`; only where held-out success decides nothing do the rewards of the
+node's own groups speak, and these never prove that it learned.
+"""
+
+import math
+from statistics import variance
+from typing import Final
+
+from swarm.diagnosis import learning_rules as learning
+from swarm.diagnosis.signal_rules import cut_share, malformed_share
+from swarm.diagnosis.snapshot import FEW_STEPS, Diagnosed, Gravity, Snapshot, mean, middle
+from swarm.events import GroupPut, events_of
+from swarm.trained.learning_evidence import KNOWN, Interval, Learned
+
+MANY_STEPS: Final = 50  # of a training that goes on: fewer need not have taught anything yet
+LEAST_REWARDS: Final = 48  # that can be compared by thirds
+SIGMAS: Final = 1.96
+SMALL_SHARE: Final = 0.3  # of own groups with differing rewards
+SOME_CUT: Final = 0.2  # of answers
+SOME_MALFORMED: Final = 0.1  # of actions
+SLOW: Final = 0.01  # nats that a step moves log-probs by; docs/metrics.md
+WIDE: Final = 0.1  # of an interval to each side
+SHORT: Final = 300  # steps
+MOST_TRIES: Final = 4
+
+
+def training_gain(snapshot: Snapshot) -> tuple[float, float, Interval] | None:
+    """Mean reward of the first and of the newest third of the own groups, and the interval of the gain.
+
+    Groups without signal count, too. Without own groups the rewards of steps count; None for fewer than LEAST_REWARDS.
+    """
+    rewards = [put.reward_mean for put in events_of(GroupPut, snapshot.events) if math.isfinite(put.reward_mean)]
+    rewards = rewards if len(rewards) >= LEAST_REWARDS else snapshot.course("reward_mean")
+    if len(rewards) < LEAST_REWARDS:
+        return None
+    third = len(rewards) // 3
+    first, newest = rewards[:third], rewards[-third:]
+    half = SIGMAS * math.sqrt((variance(first) + variance(newest)) / third)
+    gain = mean(newest) - mean(first)
+    return mean(first), mean(newest), (gain - half, gain + half)
+
+
+def did_not_learn(snapshot: Snapshot) -> Diagnosed | None:
+    """Finds a training whose held-out success did not rise, or, where that decides nothing, whose rewards did not."""
+    evidence, gain, is_over = snapshot.learning, training_gain(snapshot), snapshot.is_finished or not snapshot.runs
+    if not snapshot.is_trainer or len(snapshot.made) < (FEW_STEPS if is_over else MANY_STEPS):
+        return None
+    first, newest, (low, high) = gain or (0.0, 0.0, (0.0, 0.0))
+    verdict, whole, gravity = evidence.verdict, evidence.whole, Gravity.HARMS
+    claim = {
+        Learned.NO: "it did not learn, and no known fault explains it",
+        Learned.WORSE: "it got worse, and no known fault explains it",
+        Learned.COMMONEST: "it learned no more than the commonest answer would give",
+    }.get(verdict, "")
+    if verdict is Learned.NO and whole is not None and low > 0:
+        is_by_heart = low > whole.interval[1]
+        gravity = Gravity.HARMS if is_by_heart or is_over else Gravity.NOTE
+        claim = "the reward in training rose, and held-out success did not: " + (
+            "what is learned does not carry over"
+            if is_by_heart
+            else "the problems are too few to show it, or it is luck"
+        )
+    elif verdict in (Learned.UNKNOWN, Learned.TOO_FEW) and gain is not None and low <= 0 and newest < KNOWN:
+        claim = "the reward in training did not rise, and held-out success is not known"
+    if not claim or (verdict is Learned.COMMONEST and not is_over):
+        return None
+    reward = f"mean reward {first:.3g} in the first third, {newest:.3g} in the newest (95 %: {low:+.2g} to {high:+.2g})"
+    return Diagnosed(
+        claim=claim,
+        fix="; ".join(
+            f"{number}) {each}" for number, each in enumerate(_what_to_try(snapshot, low > 0)[:MOST_TRIES], 1)
+        ),
+        evidence=(
+            f"{evidence.words} (evaluation in events.jsonl)",
+            *([] if gain is None else [f"{reward} (put in events.jsonl)"]),
+        ),
+        gravity=gravity,
+    )
+
+
+def _what_to_try(snapshot: Snapshot, is_rising: bool) -> list[str]:
+    """Things to try, the likeliest first, each with the figure that speaks for it."""
+    whole, found = snapshot.learning.whole, list[str]()
+    if whole is not None and whole.before >= KNOWN:
+        found.append("harder tasks: nothing is left to learn from these")
+    used = sum(use.is_own_policy for draw in snapshot.draws for use in draw.groups)
+    equal = sum(draw.num_zero_variance for draw in snapshot.draws)
+    if used + equal and used <= SMALL_SHARE * (used + equal):
+        found.append(
+            f"easier tasks to begin with, a reward that grades, or more tries ([generator] group_size): in {used} of "
+            f"{used + equal} own groups answers had differing rewards, and only these teach"
+        )
+    if (malformed_share(snapshot) or 0.0) >= SOME_MALFORMED:
+        found.append(
+            "a prompt that shows the form of an action: the environment cannot read "
+            f"{malformed_share(snapshot):.0%} of them ({snapshot.look})"
+        )
+    if (cut_share(snapshot) or 0.0) >= SOME_CUT and snapshot.config is not None:
+        longest = snapshot.config.generator.max_new_tokens
+        found.append(f"longer answers than generator.max_new_tokens = {longest}: {cut_share(snapshot):.0%} are cut off")
+    if is_rising:
+        found.append("more different questions: the reward rises on those that it trains on")
+    found += _of_rate(snapshot)
+    if snapshot.made and snapshot.made[-1].step < SHORT:
+        found.append(f"more steps than {snapshot.made[-1].step}")
+    if whole is None or whole.newest_step == whole.first_step:
+        found.append(f"evaluations: under [evaluation] set every_steps; now: swarm eval {snapshot.directory}")
+    elif whole.interval[1] - whole.interval[0] > 2 * WIDE:
+        found.append(
+            f"a closer look: swarm eval {snapshot.directory} --problems 256 shows what {whole.num_problems} problems "
+            "cannot"
+        )
+    return [*found, f"read answers with their rewards: {snapshot.look}. Does the reward know the right ones?"]
+
+
+def _of_rate(snapshot: Snapshot) -> list[str]:
+    """Advice on the learning rate by the size of steps; [] where they are of usual size, or not known."""
+    config, moves = snapshot.config, snapshot.course("log_ratio_std")
+    if config is None or len(moves) < 5:
+        return []
+    rate = config.learner.learning_rate
+    if middle(moves) < SLOW or rate < learning.usual_rate(config) / 2:
+        return [f"a higher learning rate than {rate:g}: a step moves log-probs by {middle(moves):.2g} nats"]
+    if learning.leaps(snapshot):
+        return [f"a lower learning rate than {rate:g}: {learning.leaps(snapshot)[0]}"]
+    return []

@@ -1,0 +1,279 @@
+"""Evidence of learning: held-out success before and after, with a 95 % interval, and the verdict that follows from it.
+
+Invariant: every command, page and card takes its verdict from here. `learned` is said only where the interval lies
+above zero and success above what the commonest answer alone would score.
+
+Where the outcomes of the same problems are known before and after, the interval is that of paired differences (Wald's
+with the adjustment of Bonett and Price, Fagerland et al. 2014, doi:10.1002/sim.6148), else Newcombe's for two
+independent shares (1998, method 10). Over several environments all intervals hold at once (Bonferroni).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from statistics import NormalDist, fmean
+from typing import Final
+
+from swarm.events import PolicyEvaluated, events_of
+from swarm.telemetry import EventTail
+from swarm.types import MAX_OUTCOMES
+
+ALL: Final = ""  # name of the change over all environments
+FEWEST: Final = 8  # problems, of fewer nothing is concluded
+KNOWN: Final = 0.95  # success before, from which on nothing is left to learn
+MAX_KINDS: Final = 4096  # environments and sets of problems in one log
+_OUTSIDE: Final = 0.05  # of the distribution, on both sides together
+Interval = tuple[float, float]
+
+
+class Learned(StrEnum):
+    """Verdict on a training by its held-out success; of several environments the first of these counts."""
+
+    YES = "learned"
+    COMMONEST = "rose no higher than the commonest answer"
+    WORSE = "got worse"
+    NO = "did not learn"
+    TOO_FEW = "too few problems to say"
+    UNKNOWN = "not evaluated"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutChange:
+    """Held-out success at the first and the newest evaluation of one environment, or of all together (ALL)."""
+
+    env: str
+    first_step: int
+    newest_step: int  # the first one where nothing was evaluated since
+    before: float
+    after: float
+    num_problems: int
+    interval: Interval  # of after - before; (-1, 1) where it was evaluated once
+    is_paired: bool  # the same problems before and after, one by one
+    baseline: float  # success of always giving the commonest right answer
+
+    @property
+    def is_change(self) -> bool:
+        """False where it was evaluated at one step alone."""
+        return self.newest_step > self.first_step
+
+    @property
+    def verdict(self) -> Learned:
+        """Conclusion from this change alone."""
+        low, high = self.interval
+        if not self.is_change:
+            return Learned.UNKNOWN
+        if self.num_problems < FEWEST:
+            return Learned.TOO_FEW
+        if low > 0:
+            return Learned.YES if self.after > self.baseline else Learned.COMMONEST
+        return Learned.WORSE if high < 0 else Learned.NO
+
+    @property
+    def course(self) -> str:
+        """Success before and after with n, such as `0.36 -> 0.85 of 64 problems`."""
+        return f"{self.before:.2f} -> {self.after:.2f} of {self.num_problems} problems"
+
+    @property
+    def gain(self) -> str:
+        """Gain with its interval, such as `+0.49, 95 % interval +0.36 to +0.62`."""
+        low, high = self.interval
+        return f"{self.after - self.before:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}"
+
+    @property
+    def words(self) -> str:
+        """The change in a line, without its verdict."""
+        if not self.is_change:
+            since = f"{self.before:.2f} of {self.num_problems} problems at step {self.first_step}"
+            return f"held out {since}, and not evaluated since"
+        steps = f"steps {self.first_step} to {self.newest_step}"
+        commonest = f"always the commonest answer: {self.baseline:.2f}"
+        return f"held out {self.course} ({self.gain}; {steps}; {commonest})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningEvidence:
+    """Changes of all environments that a node was evaluated on, and the verdict on its training.
+
+    Example:
+        evidence = learning_evidence(events_of(PolicyEvaluated, read_events(path)))
+        print(evidence.words)
+    """
+
+    changes: tuple[HeldOutChange, ...] = ()  # by environment
+    whole: HeldOutChange | None = None  # over all environments; None without any
+
+    @property
+    def verdict(self) -> Learned:
+        """Verdict over all environments: one that learned is enough, as all intervals hold at once."""
+        if self.whole is None:
+            return Learned.UNKNOWN
+        verdicts = {each.verdict for each in (self.whole, *self.changes)}
+        return next(each for each in Learned if each in verdicts)
+
+    @property
+    def words(self) -> str:
+        """Verdict and figures in a line."""
+        whole, verdict = self.whole, self.verdict
+        if whole is None:
+            return "not known whether it learned: not evaluated yet"
+        claim = {
+            Learned.NO: f"did not learn, as far as {whole.num_problems} problems can show",
+            Learned.UNKNOWN: "not known whether it learned",
+        }.get(verdict, str(verdict))
+        if verdict is Learned.NO and whole.before >= KNOWN:
+            claim = "did not learn: it could do nearly all of it before"
+        shown = next(each for each in (whole, *self.changes) if each.verdict is verdict)
+        return f"{claim}: {f'{shown.env}, ' if shown is not whole else ''}{shown.words}"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """`words`, and a line for each environment where there are several."""
+        several = self.changes if len(self.changes) > 1 else ()
+        return (self.words, *(f"{each.env}: {each.verdict}; {each.words}" for each in several))
+
+
+class EvidenceTally:
+    """First and newest held-out evaluation of each environment, problems and tries: all that evidence needs.
+
+    Example:
+        tally = EvidenceTally()
+        for event in events_of(PolicyEvaluated, events):
+            tally.add(event)
+        print(tally.evidence.words)
+    """
+
+    def __init__(self, up_to_step: float = math.inf) -> None:
+        self._up_to_step = up_to_step
+        self._ends: dict[tuple[str, str], tuple[PolicyEvaluated, PolicyEvaluated]] = {}
+
+    def add(self, event: PolicyEvaluated) -> None:
+        """Takes an evaluation, in the order of the log; of one step the newest counts. Others than held out do not."""
+        if event.split != "held_out" or not _is_sound(event) or event.step > self._up_to_step:
+            return
+        key = event.env, event.problems
+        first, _ = self._ends.get(key, (event, event))
+        if key not in self._ends and len(self._ends) >= MAX_KINDS:
+            return
+        self._ends.pop(key, None)
+        self._ends[key] = (event if event.step <= first.step else first, event)  # the newest kind stands last
+
+    @property
+    def evidence(self) -> LearningEvidence:
+        """Evidence as of the newest evaluation.
+
+        An environment whose problems, scoring or tries were changed is compared with its first evaluation since then;
+        evaluations of an older release, which do not name their problems, are compared with all others.
+        """
+        pairs: dict[str, tuple[PolicyEvaluated, PolicyEvaluated]] = {}
+        for (env, problems), (first, newest) in self._ends.items():
+            before, _ = pairs.get(env, (first, newest))
+            is_comparable = not problems or not before.problems or before.problems == problems
+            pairs[env] = (before if is_comparable and before.step < first.step else first, newest)
+        if not pairs:
+            return LearningEvidence()
+        z = NormalDist().inv_cdf(1 - _OUTSIDE / 2 / (len(pairs) + (len(pairs) > 1)))
+        changes = tuple(_change(env, [pair], z) for env, pair in sorted(pairs.items()))
+        whole = changes[0] if len(pairs) == 1 else _change(ALL, list(pairs.values()), z)
+        return LearningEvidence(changes=changes, whole=whole)
+
+
+def learning_evidence(evaluations: Iterable[PolicyEvaluated], up_to_step: float = math.inf) -> LearningEvidence:
+    """Evidence from the evaluations of one node, in the order of its log, up to a step."""
+    tally = EvidenceTally(up_to_step)
+    for each in evaluations:
+        tally.add(each)
+    return tally.evidence
+
+
+def read_learning(directory: Path) -> LearningEvidence:
+    """Evidence from the event log in a node's directory (blocking); lines of other events are not parsed."""
+    events = EventTail(directory / "events.jsonl").stream(lambda line: line.startswith(b'{"kind":"evaluation"'))
+    return learning_evidence(events_of(PolicyEvaluated, events))
+
+
+def _is_sound(event: PolicyEvaluated) -> bool:
+    """False for figures that no evaluation has, as in a log that somebody else wrote."""
+    counts = (event.step, event.num_problems, event.num_tries, *event.num_right[: MAX_OUTCOMES + 1])
+    shares = (event.accuracy, event.majority_baseline)
+    return (
+        all(type(each) is int for each in counts)
+        and len(event.num_right) <= MAX_OUTCOMES
+        and all(-1 <= each <= event.num_tries for each in event.num_right)
+        and min(event.step, event.num_problems - 1, event.num_tries - 1) >= 0
+        and all(0 <= each <= 1 for each in shares)  # false for NaN
+    )
+
+
+def _change(env: str, pairs: Sequence[tuple[PolicyEvaluated, PolicyEvaluated]], z: float) -> HeldOutChange:
+    """Change over evaluations (first, newest) of one or more environments, each problem with equal weight."""
+    shares = [share for first, newest in pairs for share in _shares(first, newest)]
+    num_first, num_newest = (sum(pair[place].num_problems for pair in pairs) for place in (0, 1))
+    is_paired = all(_is_paired(*pair) for pair in pairs) and bool(shares)
+    if is_paired:
+        before, after, num_problems = fmean(a for a, _ in shares), fmean(b for _, b in shares), len(shares)
+        interval = paired_interval([b - a for a, b in shares], z)
+    else:
+        before = math.fsum(first.accuracy * first.num_problems for first, _ in pairs) / max(1, num_first)
+        after = math.fsum(newest.accuracy * newest.num_problems for _, newest in pairs) / max(1, num_newest)
+        num_problems = min(num_first, num_newest)
+        interval = independent_interval(before, num_first, after, num_newest, z)
+    first_step, newest_step = min(first.step for first, _ in pairs), max(newest.step for _, newest in pairs)
+    return HeldOutChange(
+        env=env,
+        first_step=first_step,
+        newest_step=newest_step,
+        before=before,
+        after=after,
+        num_problems=num_problems,
+        interval=interval if newest_step > first_step else (-1.0, 1.0),
+        is_paired=is_paired,
+        baseline=math.fsum(newest.majority_baseline * newest.num_problems for _, newest in pairs) / max(1, num_newest),
+    )
+
+
+def _is_paired(first: PolicyEvaluated, newest: PolicyEvaluated) -> bool:
+    is_same = bool(newest.problems) and first.problems == newest.problems
+    return is_same and len(first.num_right) == len(newest.num_right) > 0
+
+
+def _shares(first: PolicyEvaluated, newest: PolicyEvaluated) -> list[tuple[float, float]]:
+    """Share of right tries at each problem before and after; problems that were scored once are left out."""
+    if not _is_paired(first, newest):
+        return []
+    both = zip(first.num_right, newest.num_right, strict=True)
+    return [(a / first.num_tries, b / newest.num_tries) for a, b in both if min(a, b) >= 0]
+
+
+def paired_interval(differences: Sequence[float], z: float) -> Interval:
+    """Interval of the mean of differences in [-1, 1] of the same problems, one for each problem.
+
+    Two more differences, 1 and -1, are counted: so it is never empty, and a few problems that all rose prove nothing.
+    """
+    count = len(differences) + 2
+    center = math.fsum(differences) / count
+    spread = (math.fsum(each * each for each in differences) + 2) / count - center * center
+    half = z * math.sqrt(spread / count)
+    return max(-1.0, center - half), min(1.0, center + half)
+
+
+def wilson_interval(share: float, count: int, z: float) -> Interval:
+    """Interval of a share of `count` problems; (0, 1) without problems."""
+    if not count:
+        return 0.0, 1.0
+    center = share + z * z / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (center - half) / (1 + z * z / count), (center + half) / (1 + z * z / count)
+
+
+def independent_interval(before: float, num_before: int, after: float, num_after: int, z: float) -> Interval:
+    """Interval of after - before for shares of different problems."""
+    (low_before, high_before), (low, high) = (
+        wilson_interval(before, num_before, z),
+        wilson_interval(after, num_after, z),
+    )
+    return (
+        after - before - math.hypot(after - low, high_before - before),
+        after - before + math.hypot(high - after, before - low_before),
+    )
