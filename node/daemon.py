@@ -62,6 +62,7 @@ from swarm.process import (
 from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.telemetry import EventLog, Telemetry, WarningLog, drop_old_warnings, log_as, make_sinks
+from swarm.trained.own_directories import record_own
 from swarm.types import Correction, JsonDict, Role, short
 from swarm.weights.store import WeightStore
 from swarm.wire.held_manifest import Difference, differences, in_words, load_held, with_held
@@ -163,6 +164,7 @@ class Daemon(Service):
         config = self.config
         make_private(config.dir)
         self._exit.callback(os.close, lock_directory(config.dir))
+        await asyncio.to_thread(record_own, config.dir)
         await asyncio.to_thread(drop_old_warnings, config.dir)
         self._exit.callback((await asyncio.to_thread(WarningLog, config.dir)).close)
         log_as(config.dir)

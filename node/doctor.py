@@ -26,7 +26,7 @@ from node.device_checks import (
 from node.status import read_status
 from swarm.addresses import endpoint_of
 from swarm.clock import CLOCK_SKEW_S, SystemClock
-from swarm.config import NodeConfig, load_config
+from swarm.config import NODE_FILE, NodeConfig, load_config
 from swarm.environments.determinism import FIX, LOCAL_KINDS, differences
 from swarm.environments.sandbox.confinement_check import refusal
 from swarm.environments.sandbox.verifier import SandboxVerifier
@@ -35,6 +35,7 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.identity import Identity
 from swarm.process import is_running
 from swarm.system_fallbacks import needed_fallbacks
+from swarm.trained.own_directories import code_of, require_trusted
 from swarm.types import Role
 
 MIN_FREE_DISK_BYTES = 2 * 2**30
@@ -42,9 +43,17 @@ CLOCK_YEARS = (2025, 2100)
 DIAL_TIMEOUT_S = 3.0
 
 
-async def examine(config_path: Path | None) -> list[Finding]:
-    """Findings of every check. Raises ConfigError if the configuration itself cannot be read."""
+async def examine(config_path: Path | None, is_trusted: bool = False) -> list[Finding]:
+    """Findings of every check. Raises ConfigError if the configuration itself cannot be read.
+
+    Args:
+        config_path: node.toml; None for the defaults.
+        is_trusted: True: code that the file names is loaded, whoever made its directory.
+    """
     config = load_config(NodeConfig, config_path)
+    untried = await asyncio.to_thread(_untrusted, config, config_path, is_trusted)
+    if untried:
+        config = config.model_copy(update={"environments": ()})
     gpu = None if config.device == "cpu" else await asyncio.to_thread(look_for_gpu, config.device)
     choice = await asyncio.to_thread(choice_here, config, gpu)
     return [
@@ -59,12 +68,21 @@ async def examine(config_path: Path | None) -> list[Finding]:
         *_check_ports(config),
         await _check_clock(config),
         await _check_sandbox(config),
-        *await _check_environments(config),
+        *(untried or await _check_environments(config)),
         *[await _check_reachable("coordinator.address", address) for address in config.coordinator.addresses],
         *[await _check_reachable("directory.bootstrap", endpoint_of(maddr)) for maddr in config.directory.bootstrap],
         *await _check_announced(config),
         *_check_effect(config),
     ]
+
+
+def _untrusted(config: NodeConfig, path: Path | None, is_trusted: bool) -> list[Finding]:
+    """The finding that no environment is tried, as the directory names code that is not to be run."""
+    try:
+        require_trusted((path or config.dir / NODE_FILE).parent, code_of(config.environments), is_trusted)
+    except ConfigError as error:
+        return [Finding("environments", False, str(error), "swarm doctor --trust", is_fatal=False)]
+    return []
 
 
 def _check_python() -> Finding:

@@ -19,6 +19,7 @@ from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.model.source import SHIPPED
 from swarm.process import load_or_create_identity
+from swarm.trained.own_directories import code_of_node, record_own, require_trusted
 from swarm.types import JsonDict, NodeId, Role
 from swarm.wire.held_manifest import HELD, differences, in_words, load_held, save_held, with_held
 from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest
@@ -37,6 +38,7 @@ async def join_swarm(
     say: Callable[[str], None],
     roles: Sequence[Role] = (),
     invitation: str = "",
+    is_trusted: bool = False,
 ) -> None:
     """Fetches the manifest, writes `<directory>/node.toml` if there is none, and runs the node.
 
@@ -49,10 +51,11 @@ async def join_swarm(
         say: function that takes messages for people.
         roles: the node's roles; empty: a new node trains and generates.
         invitation: text of a member's invitation, kept in the directory; "": none, or the one that is there.
+        is_trusted: True: code that the directory's node.toml names is loaded, whoever made it.
 
     Raises:
         ConfigError: the link, the manifest or an override cannot be used, or the directory is of a node that does
-            something else; the message names the field.
+            something else, or names code and is neither own nor trusted; the message names the field.
         Unavailable: no address of the link answered.
     """
     from node.daemon import run_daemon
@@ -65,6 +68,7 @@ async def join_swarm(
         await asyncio.to_thread(keep_invitation, directory, invitation, parsed.run_id, identity.node_id)
     if await asyncio.to_thread(path.exists):
         written = config = load_config(NodeConfig, path, overrides)
+        await asyncio.to_thread(require_trusted, directory, code_of_node(config), is_trusted, overrides)
         config = await asyncio.to_thread(_in_directory, config, path, say)
         held = await asyncio.to_thread(load_held, directory, config.run_id)
         followed = with_held(config, held) if held is not None and held.key == parsed.fingerprint else config
@@ -86,6 +90,7 @@ async def join_swarm(
             if is_new:  # nothing but a key that nobody saw
                 await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
             raise
+        await asyncio.to_thread(record_own, directory)
     if start:
         say(await asyncio.to_thread(lambda: takes_line(with_choice(config, machine_choice(config)))))
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")

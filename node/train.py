@@ -25,6 +25,7 @@ from swarm.process import run_until_signal
 from swarm.telemetry import note_warning, read_events
 from swarm.telemetry.warning_log import DOUBT, UPSIDE_DOWN
 from swarm.trained.newest_groups import newest_groups
+from swarm.trained.own_directories import record_own
 from swarm.trained.samples import STORE
 from swarm.wire.run_manifest import write_toml
 
@@ -47,6 +48,7 @@ async def prepare(options: TrainOptions, say: Callable[[str], None]) -> NodeConf
         await asyncio.to_thread(write_toml, config.model_dump(mode="json"), config.dir / NODE_FILE)
     except OSError as error:
         raise ConfigError(f"--dir {config.dir}: cannot be written: {error.strerror}; name another directory") from None
+    await asyncio.to_thread(record_own, config.dir)
     for each in sampled:
         message = UPSIDE_DOWN if is_upside_down(each) else DOUBT
         for doubt in doubts(config, each)[:1]:

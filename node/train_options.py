@@ -13,6 +13,7 @@ from swarm.config import NODE_FILE, DiskConfig, NodeConfig, apply_overrides, loa
 from swarm.environments.hub_datasets import file_name, is_dataset, write_jsonl
 from swarm.errors import ConfigError
 from swarm.model.source import is_char_model
+from swarm.trained.own_directories import code_of_node, require_trusted
 from swarm.types import JsonDict
 
 INITIAL: Final = "initial-model"  # of a training that began from a node's checkpoint
@@ -50,6 +51,7 @@ class TrainOptions:
     nodes: int = 1  # that train on this machine and share what they experience
     generators: int = 0  # further ones that only generate, with the weights of the first
     overrides: tuple[str, ...] = ()
+    is_trusted: bool = False  # code that the directory's node.toml names is loaded, whoever made it
 
     @property
     def names_task(self) -> bool:
@@ -61,7 +63,8 @@ def resolve(options: TrainOptions) -> NodeConfig:
     """The configuration of the node: from its directory if that has one, else from the options.
 
     Raises:
-        ConfigError: an option is missing or wrong, or the directory is of another training.
+        ConfigError: an option is missing or wrong, or the directory is of another training; or it names code, and is
+            neither own nor trusted.
     """
     path = options.directory / NODE_FILE
     if not path.is_file():
@@ -88,6 +91,8 @@ def resolve(options: TrainOptions) -> NodeConfig:
     kept = load_config(NodeConfig, path).model_copy(update=here)
     config = load_config(NodeConfig, path, changes).model_copy(update=here)
     asked = parse_config(NodeConfig, _data(options), "swarm train") if options.names_task else config
+    named = code_of_node(asked).values() if options.names_task else options.overrides
+    require_trusted(options.directory, code_of_node(config), options.is_trusted, named)
     differing = [key for key in _differences(kept.model_dump(), asked.model_dump()) if key not in _CHANGEABLE]
     if differing:
         raise ConfigError(
@@ -196,9 +201,8 @@ def _own_file(spec: str) -> str:
 
 def _given(options: TrainOptions) -> list[str]:
     """Command-line names of the given options that a training that has begun cannot take."""
-    unsaid = TrainOptions(
-        directory=options.directory, steps=options.steps, overrides=options.overrides, must_exist=options.must_exist
-    )
+    kept = {name: getattr(options, name) for name in ("directory", "steps", "overrides", "must_exist", "is_trusted")}
+    unsaid = TrainOptions(**kept)
     names = [each.name for each in fields(options) if getattr(options, each.name) != getattr(unsaid, each.name)]
     spelled = {"learning_rate": "--lr", "reward_weights": "--reward-weight"}
     return [spelled.get(name, f"--{name.replace('_', '-')}") for name in names]

@@ -136,7 +136,7 @@ class TrainingWatch:
         if self.num_unscored:
             reason += f" {self.num_unscored} could not be scored: {self.error}"
         shown: list[str] = []
-        for group in SampleReader(self.config.dir).newest(1, "own"):
+        for group in SampleReader(self.config.dir, is_trusted=True).newest(1, "own"):
             sample = group.samples[0]
             cut = ", cut off" if sample.finish == "length" else ""
             shown += [f"{each.role}: {one_line(each.content)}" for each in group.messages]

@@ -45,5 +45,13 @@ def pytest_configure() -> None:
     defer_gc()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Directories that tests make are recorded beside them, and not in the home of who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     freeze_gc()

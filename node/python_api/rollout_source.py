@@ -210,6 +210,7 @@ def connect(
     overrides: Sequence[str] = (),
     max_waiting: int = 256,
     say: Callable[[str], None] = print,
+    trust: bool = False,
 ) -> RolloutSource:
     """Joins a run as a source of rollouts: no model is loaded, nothing is generated or trained here (blocking).
 
@@ -220,6 +221,7 @@ def connect(
         overrides: `key.path=value` on top of the run's manifest.
         max_waiting: most admitted groups that wait to be taken; beyond it the oldest are dropped.
         say: function that takes lines for people.
+        trust: True: code that an existing directory names is loaded, whoever made it.
 
     Raises:
         ConfigError: the link, the manifest or the directory cannot be used.
@@ -228,7 +230,7 @@ def connect(
     folder, roles = Path(directory), (Role.RELAY,)
 
     async def join() -> None:
-        await join_swarm(link, folder, [*overrides], False, say, roles, invitation)
+        await join_swarm(link, folder, [*overrides], False, say, roles, invitation, is_trusted=trust)
 
     run_apart(join)
     source = RolloutSource(load_config(NodeConfig, folder / NODE_FILE), max_waiting)

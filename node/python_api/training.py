@@ -21,6 +21,7 @@ from swarm.config import NODE_FILE, NodeConfig, load_config
 from swarm.errors import ConfigError, missing_extra
 from swarm.events import Event, PolicyEvaluated, StepMade
 from swarm.telemetry import read_events
+from swarm.trained.own_directories import code_of, require_trusted
 
 if TYPE_CHECKING:
     from swarm.trained.hub import Pushed
@@ -48,6 +49,8 @@ class Training:
     directory: Path
     stop: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     """Stops the training from a callback, with a checkpoint; does nothing once the training is over."""
+    trust: bool = False
+    """True: code that the directory names is loaded, though no command of this user made it."""
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -72,7 +75,7 @@ class Training:
         """The newest groups, newest first: question, answers, rewards, and tokens with their log-probs."""
         from swarm.trained.samples import SampleReader
 
-        return SampleReader(self.directory).newest(count, origin, env)
+        return SampleReader(self.directory, self.trust).newest(count, origin, env)
 
     def evaluate(
         self,
@@ -100,6 +103,7 @@ class Training:
         from swarm.trained.model import load_trained
 
         config = load_config(NodeConfig, self.directory / NODE_FILE)
+        require_trusted(self.directory, code_of(config.environments), self.trust)
         model = load_trained(self.directory, step)
         plan = EvaluationPlan(
             environments=config.environments,
@@ -242,7 +246,7 @@ def train(
         await run_training(settings, send, on_event=_Figures(send).see, until=_until_cancelled)
 
     with Background[_Message](work) as background, background.stopped_by_signals():
-        run = Training(folder, stop=background.stop)
+        run = Training(folder, stop=background.stop, trust=True)  # it ran here, and this program named its code
         try:
             for message in background.messages():
                 if isinstance(message, str):

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from typer import Option
 
+from swarm.cli.shared_options import Trust
 from swarm.errors import ConfigError
 from swarm.types import Correction
 
@@ -36,6 +37,7 @@ def check(
     measures: Annotated[
         bool, Option("--measure", help="Make two steps with the real model and print the seconds.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Try the configuration of a node or a run without starting it: recipes, environments, some tasks of each.
 
@@ -48,6 +50,7 @@ def check(
     from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
     from swarm.objectives.methods import recipes_of
     from swarm.objectives.requirements import Requirement
+    from swarm.trained.own_directories import code_of_node, require_trusted
     from swarm.wire.run_manifest import manifest_of
 
     is_run = has_section(config, "node")  # coordinator.toml, with the nodes' configuration
@@ -55,6 +58,7 @@ def check(
         typer.echo(_resolved(CoordinatorConfig if is_run else NodeConfig, config, set_ or []), nl=False)
         return
     settings = load_config(CoordinatorConfig, config, set_).node if is_run else load_config(NodeConfig, config, set_)
+    require_trusted(config.parent, code_of_node(settings), trust, set_ or ())
     recipes = recipes_of(settings)
     _say_packages(settings)
     if is_run:

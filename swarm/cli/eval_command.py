@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from swarm.cli.shared_options import RewardWeight, parse_weights
+from swarm.cli.shared_options import RewardWeight, Trust, parse_weights
 from swarm.cli.trained import Device, Step, Target, console, hide_progress_bars, plain
-from swarm.config import CoordinatorConfig, EnvironmentConfig, NodeConfig, has_section, load_config
+from swarm.config import NODE_FILE, CoordinatorConfig, EnvironmentConfig, NodeConfig, has_section, load_config
 from swarm.errors import ConfigError
 from swarm.printable import printable
+from swarm.trained.own_directories import code_of, require_trusted
 
 if TYPE_CHECKING:
     from swarm.trained.evaluation import EnvironmentScore, EvaluationPlan, Mean
@@ -54,6 +55,7 @@ def evaluate(
     save: Annotated[Path | None, Option("--save", help="Write every try as a line of JSON to this file.")] = None,
     as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
     device: Device = "auto",
+    trust: Trust = False,
 ) -> None:
     """Evaluate a model: greedy, pass@1 and pass@k on the environments of a node or a run, or on your own file.
 
@@ -74,18 +76,20 @@ def evaluate(
     if save is not None:
         _require_writable(save)
     hide_progress_bars()
-    model = load_target(target, step)
-    settings = _settings(config) if config is not None else model.config if is_node(target) else None
+    path = config if config is not None else Path(target).expanduser() / NODE_FILE if is_node(target) else None
+    settings = _settings(path) if path is not None else None
     if data is not None:
         fields = {"question": question, "answer": answer}
         environments: Sequence[EnvironmentConfig] = (
             own_environment(data, reward, fields, reward_range, parse_weights(reward_weight)),
         )
         split = "all"
-    elif settings is not None:
+    elif settings is not None and path is not None:
         environments = _chosen(settings.environments, env or [])
+        require_trusted(path.parent, code_of(environments), trust)
     else:
         raise ConfigError(f"{target} is no node: say on what to evaluate it, --config node.toml or --data FILE.jsonl")
+    model = load_target(target, step)
     limits = settings.generator.episode_limits if settings else EpisodeLimits(max_new_tokens=256)
     if max_new_tokens:
         limits = EpisodeLimits(max_new_tokens=max_new_tokens, max_episode_tokens=limits.max_episode_tokens)

@@ -27,7 +27,7 @@ from swarm.cli.plan import plan_command
 from swarm.cli.recipes import recipes_app
 from swarm.cli.report import report, trace, watch
 from swarm.cli.serve import serve
-from swarm.cli.shared_options import MaxDisk, MaxUpload, Threads, machine_overrides
+from swarm.cli.shared_options import MaxDisk, MaxUpload, Threads, Trust, machine_overrides
 from swarm.cli.simulate import simulate
 from swarm.cli.train import train
 from swarm.cli.trained import chat, export, samples, verify
@@ -96,6 +96,7 @@ def join(
     max_upload: MaxUpload = "",
     max_disk: MaxDisk = "",
     only_write: Annotated[bool, Option("--only-write", help="Write node.toml and stop.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Join a swarm by its link: fetch the signed manifest, write node.toml, start the node.
 
@@ -105,9 +106,7 @@ def join(
 
     roles = (Role.GENERATOR,) if generate else ()
     overrides = [*machine_overrides(threads, max_upload, max_disk), *(set_ or [])]
-    asyncio.run(
-        join_swarm(link, dir, overrides, start=not only_write, say=typer.echo, roles=roles, invitation=invitation)
-    )
+    asyncio.run(join_swarm(link, dir, overrides, not only_write, typer.echo, roles, invitation, is_trusted=trust))
 
 
 @app.command(cls=DirectoryCommand)
@@ -149,6 +148,7 @@ def doctor(
     ] = None,
     config: Annotated[Path | None, Option("--config", "-c", help="node.toml to check, in place of defaults.")] = None,
     as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Check this machine: packages, ports, clock, disk, memory, sandbox, peers. Every finding has its fix.
 
@@ -167,7 +167,7 @@ def doctor(
         raise typer.Exit(1 if report.has_wrong_clock else 0)
     from node.doctor import examine
 
-    findings = asyncio.run(examine(config))
+    findings = asyncio.run(examine(config, trust))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
+from swarm.cli.shared_options import Trust
 from swarm.errors import ConfigError
 from swarm.printable import printable
 
@@ -22,6 +23,7 @@ def report(
     dirs: Annotated[list[Path] | None, Argument(help="Directories of nodes, running or not.")] = None,
     out: Annotated[Path | None, Option(help="File to write; without, report.html in the first directory.")] = None,
     samples: Annotated[int, Option(min=0, max=100, help="Newest groups of each node to show.")] = 6,
+    trust: Trust = False,
 ) -> None:
     """Write one HTML page about one or more nodes: curves, contributions, time, samples, invariants.
 
@@ -34,7 +36,7 @@ def report(
     from swarm.report.node_directory import NodeReports
 
     paths = dirs or [Path("swarm-node")]
-    result = NodeReports(paths).read(samples)
+    result = NodeReports(paths, trust).read(samples)
     out = out or paths[0] / "report.html"
     try:
         out.write_text(render_html(result), encoding="utf-8")
@@ -55,6 +57,7 @@ def watch(
     once: Annotated[bool, Option("--once", help="Show the present state, and end.")] = False,
     web: Annotated[bool, Option("--web", help="Serve live pages: curves, samples, causes, tokens.")] = False,
     listen: Annotated[str, Option(help="host:port of --web, plain HTTP.")] = "127.0.0.1:8400",
+    trust: Trust = False,
 ) -> None:
     """Watch nodes while they run: step, reward, held-out success, ages, speed, contributions, refusals, problems.
 
@@ -71,7 +74,7 @@ def watch(
     if web and once:
         raise ConfigError("--web with --once: a page goes on; `swarm report DIR` writes one of the present state")
     if web:
-        _watch_in_browser(paths, listen)
+        _watch_in_browser(paths, listen, trust)
         return
     nodes = [WatchedNode(path) for path in paths]
 
@@ -86,13 +89,13 @@ def watch(
         watch_nodes(nodes, Console(), wait)
 
 
-def _watch_in_browser(paths: list[Path], listen: str) -> None:
+def _watch_in_browser(paths: list[Path], listen: str, is_trusted: bool) -> None:
     from swarm.report.web_pages import WebPages
     from swarm.telemetry.page_server import PageServer
 
     key = secrets.token_urlsafe(18)
     host, _, port = listen.rpartition(":")
-    server = PageServer(WebPages(paths, key).page_of)
+    server = PageServer(WebPages(paths, key, is_trusted=is_trusted).page_of)
     try:
         bound = server.start(host, int(port))
     except (OSError, ValueError, OverflowError) as error:

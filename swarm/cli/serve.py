@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from typer import Option
 
+from swarm.cli.shared_options import Trust
 from swarm.cli.trained import Device, Step, Target
 from swarm.errors import ConfigError
 from swarm.plugins import load_extra
@@ -50,6 +51,7 @@ def serve(
             rich_help_panel=_TINKER,
         ),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Serve a model to chat windows, agents and OpenAI's clients: /v1/chat/completions and the token endpoints of vLLM.
 
@@ -79,7 +81,7 @@ def serve(
         is_hub_id = target.count("/") == 1 and target[0] not in "./~"  # as clients write it
         name = name or (target if is_hub_id else Path(target).name)
         served = {"name": name, "listen": listen, "key": key, "max_rows": max_rows, "device": device, "store": store}
-        load_extra("tinker")(target, step, node, samplers, **served)
+        load_extra("tinker")(target, step, node, samplers, is_trusted=trust, **served)
     else:
         _serve_openai(load_target(target, step), target, name or Path(target).name, listen, key, max_rows, device)
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: limits on a node's use of the machine, and weights of rewards.
+"""Options that several commands share: limits on a node's use of the machine, weights of rewards, trust.
 
 Invariant: an option about the machine is a key of the configuration under another name; each reward is named at most
 once, and its weight is a finite number.
@@ -21,6 +21,10 @@ MaxUpload = Annotated[str, Option(help="Most bytes to peers, such as 2MB/s (exch
 MaxDisk = Annotated[
     str,
     Option(help="Most bytes of the directory, such as 20GB (disk.max_bytes); `swarm check` shows how they are split."),
+]
+Trust = Annotated[
+    bool,
+    Option("--trust", help="Run code that its node.toml names, though no command of yours made the directory."),
 ]
 RewardWeight = Annotated[
     list[str] | None,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from swarm.cli.shared_options import MaxDisk, MaxUpload, RewardWeight, Threads, machine_overrides, parse_weights
+from swarm.cli.shared_options import MaxDisk, MaxUpload, RewardWeight, Threads, Trust, machine_overrides, parse_weights
 
 
 def train(
@@ -56,6 +56,7 @@ def train(
     max_disk: MaxDisk = "",
     patient: Annotated[bool, Option("--patient", help="Go on after a minute without any signal.")] = False,
     only_write: Annotated[bool, Option("--only-write", help="Write node.toml and stop.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Train a model on this machine alone: questions and a reward in, a model out. No network.
 
@@ -93,6 +94,7 @@ def train(
         lora_rank=lora_rank,
         recipe=recipe,
         overrides=(*machine_overrides(threads, max_upload, max_disk), *(set_ or ())),
+        is_trusted=trust,
     )
     if only_write:
         asyncio.run(prepare(options, typer.echo))

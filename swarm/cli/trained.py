@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
+from swarm.cli.shared_options import Trust
 from swarm.config import NODE_FILE
 from swarm.errors import ConfigError
 from swarm.printable import printable
@@ -186,6 +187,7 @@ def samples(
     env: Annotated[str, Option(help="Only groups of this environment.")] = "",
     tokens: Annotated[bool, Option("--tokens", help="Show each token with log-prob and step.")] = False,
     as_json: Annotated[bool, Option("--json", help="Machine-readable, everything of each group.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Read completions: questions, answers, and their rewards.
 
@@ -195,7 +197,7 @@ def samples(
 
     if origin not in ("own", "others", "all"):
         raise ConfigError(f"--from {origin}: expected own, others or all")
-    groups = SampleReader(directory).newest(count, origin, env)
+    groups = SampleReader(directory, trust).newest(count, origin, env)
     if as_json:
         typer.echo(json.dumps([asdict(group) for group in groups], indent=1))
         return

@@ -108,9 +108,14 @@ class NodeReports:
         result = NodeReports([Path("swarm-train")]).read(num_samples=6)
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Opens the directories; if there are several, reads which groups they made. Raises as `open_directories`."""
-        self._paths = paths
+    def __init__(self, paths: Sequence[Path], is_trusted: bool = False) -> None:
+        """Opens the directories; if there are several, reads which groups they made. Raises as `open_directories`.
+
+        Args:
+            paths: directories of nodes.
+            is_trusted: True: for samples, code that they name is loaded, whoever made them.
+        """
+        self._paths, self._is_trusted = paths, is_trusted
         self.directories = open_directories(paths)
         self._tails = [EventTail(path / EVENTS) for path in paths]
         self._tallies = [NodeTally() for _ in paths]
@@ -144,7 +149,8 @@ class NodeReports:
             title=_title(self.directories),
             swarm=SwarmResult(
                 nodes=tuple(
-                    _with_directory(node, each, num_samples) for node, each in zip(nodes, self.directories, strict=True)
+                    _with_directory(node, each, *_samples(each, num_samples, self._is_trusted))
+                    for node, each in zip(nodes, self.directories, strict=True)
                 ),
                 began_at_s=min((node.began_at_s for node in nodes if node.began_at_s), default=0.0),
                 first_step_at_s=min(steps_at_s, default=0.0),
@@ -177,19 +183,20 @@ class NodeReports:
         )
 
 
-def _with_directory(node: NodeResult, directory: NodeDirectory, num_samples: int) -> NodeResult:
-    samples, remark = _samples(directory, num_samples)
+def _with_directory(
+    node: NodeResult, directory: NodeDirectory, samples: tuple[SampledGroup, ...], remark: str
+) -> NodeResult:
     return replace(
         node, state=_state(node, directory), problems=directory.problems, samples=samples, samples_remark=remark
     )
 
 
-def _samples(directory: NodeDirectory, limit: int) -> tuple[tuple[SampledGroup, ...], str]:
+def _samples(directory: NodeDirectory, limit: int, is_trusted: bool) -> tuple[tuple[SampledGroup, ...], str]:
     """Up to `limit` newest groups, up to half of them of other nodes, and a remark if they cannot be read."""
     if not limit or not (directory.path / STORE).is_file():
         return (), ""
     try:
-        reader = SampleReader(directory.path)
+        reader = SampleReader(directory.path, is_trusted)
         others = reader.newest(limit // 2, "others") if limit > 1 else []
         own = reader.newest(limit - len(others), "own")
     except SwarmError as error:

@@ -44,16 +44,23 @@ class WebPages:
         server = PageServer(pages.page_of)
     """
 
-    def __init__(self, paths: Sequence[Path], key: str, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        key: str,
+        clock_s: Callable[[], float] = time.monotonic,
+        is_trusted: bool = False,
+    ) -> None:
         """Prepares the pages.
 
         Args:
             paths: directories of the nodes.
             key: secret that is the first part of every path.
             clock_s: monotonic clock.
+            is_trusted: True: for samples, code that the directories name is loaded, whoever made them.
         """
         assert key, "nobody reads what a model wrote without a key"
-        self._paths = paths
+        self._paths, self._is_trusted = paths, is_trusted
         self._root = f"/{key}/"
         self._clock_s = clock_s
         self._templates = report_templates()
@@ -114,13 +121,14 @@ class WebPages:
         assert self._reports is not None
         path, directories = self._paths[number], self._reports.directories
         trace = self._recent(("trace", number, digest), lambda: trace_group(directories, digest), least_s=5.0)
-        reader, sampled, remark = self._samples(number), None, ""
+        reader, sampled, remark = None, None, ""
         try:
+            reader = self._samples(number)
             sampled = reader.group(digest)
         except SwarmError as error:
             remark = str(error)
         updates = [
-            (update, tokens_in_update(update, digest, reader.tokenizer))
+            (update, () if reader is None else tokens_in_update(update, digest, reader.tokenizer))
             for step in kept_updates(path)
             if (update := self._update(number, step)) and any(each.digest == digest for each in update.rollouts)
         ]
@@ -139,11 +147,12 @@ class WebPages:
 
     def _report(self) -> RunResult:
         if self._reports is None:
-            self._reports = NodeReports(self._paths)
+            self._reports = NodeReports(self._paths, self._is_trusted)
         return self._recent("report", self._reports.read)
 
     def _samples(self, number: int) -> SampleReader:
-        return self._recent(("reader", number), lambda: SampleReader(self._paths[number]), least_s=60.0)
+        path = self._paths[number]
+        return self._recent(("reader", number), lambda: SampleReader(path, self._is_trusted), least_s=60.0)
 
     def _update(self, number: int, step: int) -> ShownUpdate | None:
         # a restart may make a step again, and then another one

@@ -18,6 +18,7 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.tokenizer import load_tokenizer
 from swarm.trained.newest_groups import Origin, group_of, newest_groups, reading
+from swarm.trained.own_directories import code_of, require_trusted
 from swarm.types import NodeId, Rollout, ScoredGroup
 
 STORE: Final = "groups.sqlite"
@@ -67,16 +68,22 @@ class SampleReader:
         for group in SampleReader(directory).newest(4): ...
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, is_trusted: bool = False) -> None:
         """Loads tokenizer and environments (blocking).
 
+        Args:
+            directory: directory of a node.
+            is_trusted: True: code that it names is loaded, whoever made it.
+
         Raises:
-            ConfigError: the directory is no node's, or its configuration, tokenizer or environments cannot be loaded.
+            ConfigError: the directory is no node's, or its configuration, tokenizer or environments cannot be loaded;
+                or it names code, and is neither own nor trusted.
         """
         path = directory / NODE_FILE
         if not path.is_file():
             raise ConfigError(f"{directory}: no {NODE_FILE}, so no node's directory; name the folder that has it")
         config = load_config(NodeConfig, path)
+        require_trusted(directory, code_of(config.environments), is_trusted)
         self._directory = directory
         self._environments = build_environments(config.environments)
         self.tokenizer = load_tokenizer(config.model)

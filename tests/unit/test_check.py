@@ -127,14 +127,14 @@ def test_a_right_answer_that_earns_nothing_or_cannot_be_given_is_noted(tmp_path:
     (tmp_path / "mine.py").write_text("def score(question, answer, reference):\n    return 0.25\n")
     rows = text_file(tmp_path, *({"question": f"sort:{a}a=", "answer": f"a{a}"} for a in "bcdefghi"))
     section = {"kind": "function", "dataset": f"{tmp_path / 'mine.py'}:score", "params": {"path": rows["dataset"]}}
-    found = check(tmp_path, section, generator={"max_new_tokens": 1})
+    found = check(tmp_path, section, "--trust", generator={"max_new_tokens": 1})
     assert found.exit_code == 0, found.output
     assert "note: environment own, task 0: the reference 'ab' is worth 0.25, an empty answer 0.25" in found.stdout
     assert "task 0: the reference has 2 tokens, generator.max_new_tokens allows 1" in found.stdout
     right = check(tmp_path, rows, generator={"max_new_tokens": 2})
     assert right.exit_code == 0 and "worth 1" in right.stdout and "note:" not in right.stdout
     without = text_file(tmp_path, *({"question": f"sort:{a}a=", "solution": f"a{a}"} for a in "bcdefghi"))
-    found = check(tmp_path, {**section, "params": {"path": without["dataset"]}})
+    found = check(tmp_path, {**section, "params": {"path": without["dataset"]}}, "--trust")
     assert found.exit_code == 0 and "note: environment own: no record that was tried has anything in" in found.stdout
 
 

@@ -11,6 +11,7 @@ from swarm.clock import SystemClock
 from swarm.config import NODE_FILE, NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.process import wait_for_signal
+from swarm.trained.own_directories import code_of_node, require_trusted
 from swarm.types import Role
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def serve_tinker(
     max_rows: int,
     device: str,
     store: Path,
+    is_trusted: bool = False,
 ) -> None:
     """Serves until Ctrl-C or SIGTERM (blocking).
 
@@ -66,6 +68,7 @@ def serve_tinker(
         node: directory of the node that publishes; None to serve alone.
         samplers: file with the nodes that sample (`read_nodes`); None to serve alone.
         name, listen, key, max_rows, device, store: see `TinkerSettings`.
+        is_trusted: True: code that the node's directory names is loaded, whoever made it.
 
     Raises:
         ConfigError: names the option and the fix.
@@ -84,6 +87,7 @@ def serve_tinker(
     from swarm.telemetry import setup_logging
 
     config = load_config(NodeConfig, node / NODE_FILE)
+    require_trusted(node, code_of_node(config), is_trusted)
     if set(config.roles) != {Role.TRAINER} or not config.weights.publish or config.model.lora_rank:
         raise ConfigError(
             f'--node {node}: needs roles = ["trainer"], weights.publish = true and model.lora_rank = 0 in {NODE_FILE}, '
