@@ -56,7 +56,8 @@ from swarm.types import (
 )
 
 PRESETS: Final = ("tiny", "echo-tiny")
-ENTRIES: Final = ("newcomers", "members")
+PRIVATE: Final = "private"  # everybody is established
+ENTRIES: Final = ("newcomers", "members", PRIVATE)
 SIDE_ATTACKS: Final = ("dead_adverts", "lies")  # 15 and 17 of the list of attacks: not by groups
 HONEST: Final = "honest"
 ALL: Final = "all"
@@ -88,7 +89,9 @@ class Job:
     setting: Setting
     preset: str
     attack: str
-    entry: str  # of the hostile keys: newcomers from the start, or members who turn after a third of the steps
+    # of the hostile keys: newcomers from the start, members who turn after a third of the steps, or strangers who come
+    # to a private run after a fifth of them, and make groups as fast as they can
+    entry: str
     seed: int
 
 
@@ -101,6 +104,8 @@ class Outcome:
     start: float  # the same of the warm start
     least_step: int  # of the honest trainers: all `num_steps` unless the attack stopped one
     hostile_share: float  # of the groups of others that honest trainers drew after the turn
+    num_honest_drawn: int  # groups of honest others that honest trainers drew, from the start
+    virtual_s: float
     refusals: dict[str, int]  # of groups that hostile keys made, by reason, at honest nodes
     num_held: int  # times that a learner's guard set the others aside
     seconds: float
@@ -141,6 +146,9 @@ class HostileWorld:
     def __init__(self, job: Job, folder: Path, clock: LoopClock) -> None:
         self.job, self.clock, self.folder = job, clock, folder
         setting = job.setting
+        if job.entry == PRIVATE and job.attack == HONEST:  # beside the same honest nodes, without the others
+            setting = replace(setting, num_nodes=setting.num_nodes - setting.num_hostile, num_hostile=0)
+        self.setting = setting
         self.network = MemoryNetwork(job.seed, FaultPlan(latency_s=setting.latency_s))
         self.directory = MemoryDirectory(clock)
         self.identities = [_identity(f"{job.seed} node {number}") for number in range(setting.num_nodes)]
@@ -149,7 +157,7 @@ class HostileWorld:
         members = self.identities if job.entry == "members" else honest
         self.honest = frozenset(identity.node_id for identity in honest)
         self.entry = EntryConfig(members=tuple(identity.node_id for identity in members))
-        if not setting.is_defended:
+        if not setting.is_defended or job.entry == PRIVATE:
             self.entry = EntryConfig(established="everybody")
         self.configs = [self._config(config) for config in self._preset_configs()]
         rule = EntryRule(self.entry, self.configs[0].run_id, clock)
@@ -168,10 +176,11 @@ class HostileWorld:
         self.nodes: list[_Node] = []
         self.refusals = Counter[str]()
         self.drawn = Counter[bool]()  # of others' groups after the turn: whether a hostile key made it
-        self.num_held = 0
+        self.num_held = self.num_honest_drawn = 0
+        self.turned = asyncio.Event()
 
     def _preset_configs(self) -> list[NodeConfig]:
-        setting = self.job.setting
+        setting = self.setting
         options = SimulationOptions(
             preset=self.job.preset, nodes=setting.num_nodes, rounds=setting.num_steps, seed=self.job.seed
         )
@@ -179,15 +188,16 @@ class HostileWorld:
 
     def _config(self, config: NodeConfig) -> NodeConfig:
         """Everybody has the same curriculum: what attackers know is no loss to the others."""
+        every_steps, num_problems = (10, 40) if self.job.entry == PRIVATE else (20, 20)
         changes: dict[str, Any] = {
             "entry": self.entry,
             "generator": config.generator.model_copy(update={"env_weights": {}}),
             "evaluation": config.evaluation.model_copy(
-                update={"every_steps": 20 * self.job.setting.is_defended, "num_problems": 20}
+                update={"every_steps": every_steps * self.setting.is_defended, "num_problems": num_problems}
             ),
             "learner": config.learner.model_copy(update={"checkpoint_every": 0}),
         }
-        if not self.job.setting.is_defended:
+        if not self.setting.is_defended:
             changes["guard"] = config.guard.model_copy(update={"enabled": False})
         return config.model_copy(update=changes)
 
@@ -197,7 +207,8 @@ class HostileWorld:
         if self.job.attack == HONEST:
             return False
         steps = [node.agent.head.step for node in self.nodes if node.trains]
-        return self.job.entry == "newcomers" or min(steps, default=0) >= self.job.setting.num_steps // 3
+        before = self.setting.num_steps // (5 if self.job.entry == PRIVATE else 3)
+        return self.job.entry == "newcomers" or min(steps, default=0) >= before
 
     def _does(self, attack: str) -> bool:
         return self.has_turned and self.job.attack in (attack, ALL)
@@ -260,7 +271,8 @@ class HostileWorld:
         async def take_time(function: Callable[..., Result], /, *arguments: object) -> Result:
             seconds = {"produce": GENERATE_S, "step": STEP_S}.get(getattr(function, "__name__", ""), 0.0)
             if seconds:
-                floods = is_hostile and (self._does("flood") or (self.has_turned and not self.job.setting.is_defended))
+                is_fast = self.job.entry == PRIVATE or not self.setting.is_defended
+                floods = is_hostile and (self._does("flood") or (self.has_turned and is_fast))
                 await asyncio.sleep(seconds * (FLOOD_PACE if floods else pace))
             return function(*arguments)
 
@@ -271,14 +283,14 @@ class HostileWorld:
     async def play(self) -> Outcome:
         """Until every honest trainer has made its steps, or had far more time than it needs."""
         self.nodes = [self._make_node(number) for number in range(len(self.identities))]
-        first = next(node for node in self.nodes if node.trains)
+        start_s, first = self.clock.monotonic_s(), next(node for node in self.nodes if node.trains)
         start = self._accuracy(first.worker)
         finished = {node.number: asyncio.Event() for node in self.nodes if node.trains}
         tasks = [asyncio.create_task(self._live(node, finished.get(node.number))) for node in self.nodes]
         tasks += [asyncio.create_task(self._advertise()), asyncio.create_task(self._lie())]
         over = asyncio.gather(*(event.wait() for event in finished.values()))
         try:
-            async with asyncio.timeout(self.job.setting.num_steps * LONGEST_STEP_S):
+            async with asyncio.timeout(self.setting.num_steps * LONGEST_STEP_S):
                 await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
                     if task.done():
@@ -297,6 +309,8 @@ class HostileWorld:
             start=start,
             least_step=min(node.agent.head.step for node in trainers),
             hostile_share=self.drawn[True] / total if total else 0.0,
+            num_honest_drawn=self.num_honest_drawn,
+            virtual_s=self.clock.monotonic_s() - start_s,
             refusals=dict(self.refusals),
             num_held=self.num_held,
             seconds=0.0,
@@ -306,6 +320,8 @@ class HostileWorld:
         return outcome
 
     async def _live(self, node: _Node, finished: asyncio.Event | None) -> None:
+        if node.is_hostile and self.job.entry == PRIVATE:
+            await self.turned.wait()
         await node.agent.restore()
         transport = MemoryTransport(self.network, node.identity.node_id)
         node.agent.endpoints = await transport.serve(node.agent.streams)
@@ -356,8 +372,12 @@ class HostileWorld:
             return
         if isinstance(event, GroupRefused) and event.producer not in self.honest:
             self.refusals[event.reason] += 1
-        elif isinstance(event, GroupsDrawn) and self.has_turned:
-            self.drawn.update(group.producer not in self.honest for group in event.groups if group.producer != node_id)
+        elif isinstance(event, GroupsDrawn):
+            are_hostile = [group.producer not in self.honest for group in event.groups if group.producer != node_id]
+            self.num_honest_drawn += are_hostile.count(False)
+            if self.has_turned:
+                self.turned.set()
+                self.drawn.update(are_hostile)
         elif isinstance(event, OthersSetAside) and not event.is_over:
             self.num_held += 1
 

@@ -354,7 +354,7 @@ class PolicyEvaluated(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OthersSetAside(Event):
-    """The learner stopped using other nodes' groups since held-out accuracy fell, or (`is_over`) uses them again."""
+    """The learner sets sources aside, the newest first, as held-out accuracy fell, or (`is_over`) uses all again."""
 
     step: int
     is_over: bool = False

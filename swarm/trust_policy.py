@@ -3,10 +3,15 @@
 A key is free, so no bound counts keys alone. Standings, from lowest to highest:
 
 - A *newcomer* proved a key and nothing more. All newcomers together get one place in SHARE of each scarce resource.
+  A group without log-probs counts as a newcomer's, whoever made it, in every kind of run; so does who follows a trainer
+  and brings such groups, where credit is granted.
 - A *known* peer had a group admitted lately. It goes before newcomers, and gets no larger share of a draw.
 - An *established* party is a member of the run or was invited by one (`swarm.peers.parties`). It gets an equal share of
-  what newcomers leave. In a private run every key is established, and draws are not bounded.
+  what newcomers leave. In a private run every key is established, and draws bound newcomers' groups alone.
 - A *member* is named by the operator. It does not share a bound with its subnet, and answers for the keys it invites.
+
+No standing outlasts evidence: while held-out accuracy is down, sources are set aside, the newest first, whoever is
+established, and used again in the order in which they came (`swarm.learn.held_out_effect`).
 
 This module imports nothing, so that every layer can read it.
 """
@@ -44,6 +49,21 @@ MIN_BITS: Final = 64.0
 
 UNCLAIMED_SHARE: Final = 1 / 8
 """Part of the expected bits of an answer that counts if its producer's own claim does not count."""
+
+# --- a fall of held-out accuracy --------------------------------------------------------------------------------------
+
+LOW_EVALUATIONS: Final = 8
+"""Low evaluations, or draws without a usable group, in a row after which the sources set aside are not the cause."""
+
+CALM_EVALUATIONS: Final = 16
+"""Evaluations without a fall after which earlier falls are forgotten, and at most before each half of the sources set
+aside is used again."""
+
+PRESENT_DRAWS: Final = 64
+"""Draws within which a source had a group: one that left does not stand for the oldest."""
+
+MAX_SOURCES: Final = 256
+"""Sources whose first draw is remembered. Of more the newest have none: they are set aside first."""
 
 # --- CPU seconds and signature checks --------------------------------------------------------------------------------
 

@@ -127,9 +127,9 @@ class EntryConfig(Model):
     established: Literal["auto", "everybody", "members"] = "auto"
     """Nodes whose groups count in full. `members`: members and those that they invited; all other nodes together fill
     at most an eighth of what this node draws of others' groups. `everybody`: a closed network, where whoever reaches
-    this node belongs to it. `auto`: everybody where the kind is `open`, no members are listed, and this node, its
-    coordinator and its bootstrap peers have loopback or private addresses, or names without a public domain; else
-    members."""
+    this node belongs to it; groups without log-probs have an eighth there, too. `auto`: everybody where the kind is
+    `open`, no members are listed, and this node, its coordinator and its bootstrap peers have loopback or private
+    addresses, or names without a public domain; else members."""
     work_bits: Annotated[int, Field(ge=1, le=40), Usual("17..22", "peers")] = 17
     """Proof of work: 2 to this power is the mean number of tries; 17 takes about 4 minutes of one core of a laptop."""
 

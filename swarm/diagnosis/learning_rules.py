@@ -317,7 +317,9 @@ def held_out_falls(snapshot: Snapshot) -> Diagnosed | None:
     if not falls and not is_set_aside:
         return None
     blamed = " Groups of other nodes may be why: look at learn/source_*"
-    aside = [f"groups of all other nodes are set aside since step {others[-1].step}"] if is_set_aside else []
+    aside = (
+        [f"groups of other nodes, the newest first, are set aside since step {others[-1].step}"] if is_set_aside else []
+    )
     return Diagnosed(
         claim="held-out success fell far below its best",
         fix="start again from an older checkpoint with half the learning rate."

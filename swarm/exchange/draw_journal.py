@@ -127,9 +127,10 @@ class DrawJournal:
         if num_newcomers and not self._replay.num_for_draws and not self._has_said_who_waits:
             self._has_said_who_waits = True
             logger.warning(
-                "no step: only newcomers follow this trainer, and they fill an eighth of its draws at most; list or "
-                "invite your generators (entry.members, swarm-node invite), or say entry.established = everybody "
-                "in a closed network",
+                "no step: the groups that wait are of newcomers, or lack log-probs, and fill an eighth of a draw at "
+                "most; list or invite your generators (entry.members, swarm-node invite), or say entry.established = "
+                "everybody in a closed network; a server of theirs has to give log-probs at generator.temperature "
+                "(vLLM: --logprobs-mode processed_logprobs)",
                 extra={"waiting": num_newcomers},
             )
 

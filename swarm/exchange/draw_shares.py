@@ -4,16 +4,19 @@ A step has J places for groups of other lineages, and its followers share the I 
 itself. Empty places count too, so that a share is a share of the whole step: otherwise newcomers alone in the swarm
 would fill all of it.
 
-Invariant, in an open run: of SHARE consecutive places all newcomers together have at most one; of each WINDOW of places
-one established party, or the keys of one subnet, has at most max(1/8, 1/n) rounded up to a whole place, where n counts
-the established parties that took a place in the window or have a group waiting. Where tasks hardly repeat, one task has
-at most an eighth of the places of a draw, or one, and one or a few places of a window for each party, subnet, and all
-newcomers (`TaskQuota`). A private run has no bounds: people let a few nodes memorise one task to test their setup.
+Invariant, in every run: of SHARE consecutive places all newcomers together have at most one. A group without log-probs
+counts as a newcomer's, whoever made it.
+
+In an open run also: of each WINDOW of places one established party, or the keys of one subnet, has at most
+max(1/8, 1/n) rounded up to a whole place, where n counts the established parties that took a place in the window or
+have a group waiting. Where tasks hardly repeat, one task has at most an eighth of the places of a draw, or one, and one
+or a few places of a window for each party, subnet, and all newcomers (`TaskQuota`). A private run bounds neither
+parties nor tasks: people let a few nodes memorise one task to test their setup.
 
 Intended consequences:
 - In an open run of newcomers alone each draws at most one group in eight places from the others.
-- A trainer that does not generate and whose followers are all newcomers waits, as a step of newcomers' groups alone
-  would be theirs. Its log names the key of the configuration that lists them.
+- A trainer that does not generate and whose followers are all newcomers, or all leave out log-probs, waits, as a step
+  of their groups alone would be theirs. Its log says what to change.
 - Slow established followers do not stop a trainer. A follower that delivers is held to its share as long as others may
   still bring theirs; once nobody gets credit any more (groups that found no place count), the step consists of the
   groups that the shares allow, and of one at least, which may exceed the share of a step of fewer than eight places.
@@ -58,7 +61,7 @@ class DrawShares:
 
     @property
     def are_bounded(self) -> bool:
-        """True if parties and tasks have bounds; False in a private run."""
+        """True if established parties and tasks have bounds; False in a private run."""
         return not self.parties.is_private
 
     def begin(self, waiting: Iterable[NodeId], num_places: int) -> "DrawPlaces":
@@ -159,7 +162,7 @@ class DrawPlaces:
     @property
     def may_take_newcomer(self) -> bool:
         """True if the next place may be a newcomer's."""
-        return self._parties.is_private or self._since_newcomer >= SHARE - 1
+        return self._since_newcomer >= SHARE - 1
 
     def may_take(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> bool:
         """True if a group of this producer and task may take the next place."""
@@ -181,10 +184,10 @@ class DrawPlaces:
             of_places: if not 0, the party also has at most its share of so many places of this draw, so that a party
                 that comes first does not fill a step.
         """
-        if self._parties.is_private:
-            return True
         if is_newcomer:
             return self.may_take_newcomer
+        if self._parties.is_private:
+            return True
         most_now = -(-of_places * self.most_of_one // WINDOW) if of_places else WINDOW
         return all(
             self._counts[bound] < self.most_of_one and self._counts_now[bound] < most_now
@@ -198,17 +201,15 @@ class DrawPlaces:
         return max(0, most - max(taken, default=0))
 
     def take(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> None:
-        """Gives the next place to a group of this producer and task; no effect in a private run."""
-        if self._parties.is_private:
-            return
+        """Gives the next place to a group of this producer and task."""
         self._add(DrawPlace(producer, is_newcomer, task))
         self._tasks_now[task] += 1
         if not is_newcomer:
             self._counts_now.update(self._parties.bounds_of(producer))
 
     def leave_free(self, count: int) -> None:
-        """Leaves the next `count` places empty; no effect in a private run."""
-        for _ in range(0 if self._parties.is_private else count):
+        """Leaves the next `count` places empty."""
+        for _ in range(count):
             self._add(DrawPlace())
 
     def _add(self, place: DrawPlace) -> None:

@@ -157,8 +157,9 @@ class GroupIngest:
         if scored.is_own_policy(self._context.node_id):
             # after it was added: the room that it takes is not granted again
             is_established = self._parties.is_established(scored.group.producer)
-            is_in_full = is_held and (not is_established or scored.correction is Correction.EXACT)
-            is_useful = is_in_full or self._parties.is_private
+            has_logprobs = scored.correction is Correction.EXACT
+            is_useful = (is_held or self._parties.is_private) and (has_logprobs or not is_established)
+            self._credit_ledger.record_logprobs(scored.group.producer, has_logprobs)
             self._arrived(scored.group.producer, is_admitted=True, is_useful=is_useful)
             if is_established:
                 self._novelty.measure_follower(scored.group, self._parties.party_of(scored.group.producer))

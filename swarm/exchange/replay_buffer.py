@@ -35,7 +35,7 @@ class ReplayBuffer:
         policy_id: id of the own lineage.
         seed: seed of the sampler.
         clock: wall clock of the ages.
-        shares: bounds of each party's part of the draws; None: nobody is bounded, as in a private run.
+        shares: bounds of each party's part of the draws; None: those of a private run.
         max_stored_bytes: bound of the groups' bytes in the store, where they have to stay until they are drawn.
     """
 
@@ -198,8 +198,6 @@ class ReplayBuffer:
         if not self._shares.are_bounded and len(self._held.local) < count:
             return None
         local = sorted(self._held.local.values(), key=lambda entry: entry.oldest_step)  # of one step: as they came
-        if not self._shares.are_bounded:
-            return local[:count]
         trial, chosen, num_free = places.fork(), list[ReplayEntry](), 0
         while len(chosen) + num_free < count:
             entry = self._oldest_for_place(local, trial)
@@ -372,12 +370,12 @@ class ReplayBuffer:
     def _is_newcomers(self, scored: ScoredGroup) -> bool:
         """True if a group counts as a newcomer's: its maker, another node, is not established or left out log-probs.
 
-        No script can invent exact log-probs without the policy.
+        No script can invent exact log-probs without the policy, in a private run neither.
         """
-        parties = self._shares.parties
-        if scored.is_made_here or parties.is_private:
+        if scored.is_made_here:
             return False
-        return scored.correction is not Correction.EXACT or not parties.is_established(scored.group.producer)
+        is_exact = scored.correction is Correction.EXACT
+        return not (is_exact and self._shares.parties.is_established(scored.group.producer))
 
     def _insert(self, entry: ReplayEntry) -> bool:
         scored = entry.scored

@@ -16,7 +16,7 @@ from swarm.learn.held_out_effect import HeldOutEffect
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.off_policy_guard import GuardLevel, GuardState, decide
 from swarm.objectives.recipe import Recipe
-from swarm.types import Draw, DrawnGroup, Evaluation, PolicyVersion, StepReport
+from swarm.types import Draw, DrawnGroup, Evaluation, NodeId, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class GuardedLearner:
             safe: recipe of level SAFE.
             config: switches the guard on or off.
             max_age_steps: the configured lag bound.
-            generates: True if this node makes groups itself. If False, established followers are used also after a
-                fall of accuracy, and some sources although all are set aside.
+            generates: True if this node makes groups itself. If False, the oldest established follower is used also
+                after a fall of accuracy, and some sources although all are set aside.
             limits: thresholds.
         """
         self._learner = learner
@@ -62,6 +62,7 @@ class GuardedLearner:
         self._generates = generates
         self._state = GuardState.from_json(learner.notes.get(_NOTE, {}) if config.enabled else {}, max_age_steps)
         self._effect = HeldOutEffect.from_json(learner.notes.get(_EFFECT_NOTE, {}) if config.enabled else {})
+        self._trusted: frozenset[NodeId] | None = None  # sources used in spite of a fall; None without one
 
     @property
     def state(self) -> GuardState:
@@ -87,8 +88,12 @@ class GuardedLearner:
         """One step as `PolicyLearner.step`, with the recipe of the present level, then the guard's decision.
 
         Leaves out groups of sources set aside, groups above the lag bound and, after a fall of accuracy, groups of
-        others. A draw of such groups alone is only measured; `generates` names the exceptions.
+        others, the newest sources first. A draw of such groups alone is only measured; `generates` names the
+        exceptions.
         """
+        counted = (drawn.scored.group.producer for drawn in draw.groups if self._may_outlive_a_fall(drawn))
+        self._effect = self._effect.after_draw(draw.step, counted)
+        self._trusted = self._effect.in_use(self._generates) if self._effect.num_cuts else None
         kept = [index for index, drawn in enumerate(draw.groups) if self._may_use(drawn)]
         was_any_usable = any(map(self._is_usable, draw.groups))
         was_idle = not was_any_usable and any(map(self._is_young, draw.groups))
@@ -112,12 +117,11 @@ class GuardedLearner:
                 was_idle=was_idle,
             )
         self._learner.notes[_NOTE] = asdict(self._state)
-        others_held = self._effect.has_fallen
+        others_held = self._effect.num_cuts > 0
         is_any_left = was_any_usable or (was_idle and not self._generates)
-        if others_held:
-            # Without a version there is no evaluation either, so these draws alone can end it.
-            self._effect = self._effect.after_draw(is_idle=not kept and is_any_left)
-            self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
+        # Without a version there is no evaluation either, so these draws alone can end it.
+        self._effect = self._effect.after_step(is_idle=not kept and is_any_left)
+        self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
         figures = {
             **self._state.figures(),
             "guard_groups_left_out": float(len(draw.groups) - len(kept)),
@@ -131,9 +135,9 @@ class GuardedLearner:
         self._learner.dry_run(draw, self._safe if self._state.level is GuardLevel.SAFE else None)
 
     def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
-        """Records evaluations of the newest version; a fall of held-out accuracy sets groups of others aside."""
+        """Records evaluations of the newest version; a fall of held-out accuracy sets sources aside."""
         if self._config.enabled:
-            self._effect = self._effect.after(evaluations)
+            self._effect = self._effect.after(evaluations, self._generates)
             self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
 
     def _spared_of(self, draw: Draw) -> list[int]:
@@ -155,11 +159,17 @@ class GuardedLearner:
         return self._outlives_a_fall(drawn) and self._is_usable(drawn)
 
     def _outlives_a_fall(self, drawn: DrawnGroup) -> bool:
-        if self._effect.has_fallen and not drawn.scored.is_made_here:
-            # Who generates nothing would stop for good; newcomers go first.
-            is_ours = drawn.scored.is_own_policy(self._learner.version.policy_id)
-            return not self._generates and is_ours and drawn.is_established
-        return True
+        if self._trusted is None or drawn.scored.is_made_here:
+            return True
+        return self._may_outlive_a_fall(drawn) and drawn.scored.group.producer in self._trusted
+
+    def _may_outlive_a_fall(self, drawn: DrawnGroup) -> bool:
+        """True for a group of another node whose source is set aside by its turn, not at once: no newcomer's.
+
+        Where nothing is made here, nothing else shows what a lineage of others is worth: it goes at once, too.
+        """
+        is_ours = drawn.scored.is_own_policy(self._learner.version.policy_id)
+        return not drawn.scored.is_made_here and drawn.is_established and (is_ours or self._generates)
 
     def _is_usable(self, drawn: DrawnGroup) -> bool:
         """True if the lag bound and the source's standing allow the group, whatever held-out accuracy is."""

@@ -1,27 +1,38 @@
-"""Effect of a run's steps on held-out accuracy; a fall sets the groups of other nodes aside.
+"""Effect of a run's steps on held-out accuracy; a fall sets sources aside, the newest first, whoever is established.
 
 Invariant: pure functions of plain numbers that are kept with the checkpoint. No claim of another node enters: held-out
-problems are never trained on, answered greedily by our own policy and scored here.
+problems are never trained on, answered greedily by our own policy and scored here; a source is as old as its first
+group in a draw of this node.
+
+The numbers of the policy stand in `swarm.trust_policy`. A fall sets aside, at once, all groups that count as newcomers'
+(those without log-probs among them) and the sources that came since accuracy was best; the newest half of all sources
+if none came since. Each further low evaluation halves those in use again: a learner that generates comes down to its
+own groups, another one to its oldest source. Once accuracy is back, each halving is taken back after `patience` calm
+evaluations, the oldest sources first; patience doubles with each fall.
 """
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, Final
 
-from swarm.types import Evaluation
+from swarm.trust_policy import CALM_EVALUATIONS, LOW_EVALUATIONS, MAX_SOURCES, PRESENT_DRAWS
+from swarm.types import Evaluation, NodeId, short
 
 logger = logging.getLogger(__name__)
+
+MAX_SHOWN: Final = 16  # sources in a log line
 
 FALL_SIGMAS: Final = 3.0  # below the best twice in a row: accuracy has fallen
 PLUNGE_SIGMAS: Final = 5.0  # below the best once
 CALM_SIGMAS: Final = 1.0  # below the best, up to which it has come back
 POOLED: Final = 4  # evaluations that are one figure: the best of many single ones is mostly luck
-MAX_HELD: Final = 8  # evaluations without others' groups after which these are not the cause
+_ALL: Final = ""  # the course of all environments together, which shows a smaller fall than each alone
 _ADVICE: Final = (
-    "groups of other nodes are set aside until it comes back; look at learn/source_* for who came last, "
-    "put keys on the deny list, or start again from an older checkpoint"
+    "groups of other nodes are set aside, the newest sources first, until it comes back; look at learn/source_* for "
+    "who came last, put keys on the deny list, or start again from an older checkpoint"
 )
 
 
@@ -50,20 +61,20 @@ class Course:
     """Held-out accuracy of one environment."""
 
     best: Accuracy = Accuracy()
+    best_draw: int = 0  # newest draw when it was measured
     recent: tuple[Accuracy, ...] = ()  # at most POOLED
     num_held: int = 0  # evaluations since it fell; 0: it has not
     is_low: bool = False  # the newest was below FALL_SIGMAS
-    num_idle: int = 0  # draws in a row since it fell that nothing was learned from
 
-    def after(self, now: Accuracy) -> "Course":
-        """The course after one more evaluation."""
+    def after(self, now: Accuracy, draw: int = 0) -> "Course":
+        """The course after one more evaluation; `draw`: number of the newest draw."""
         sigmas = now.sigmas_below(self.best) if self.best.num_problems else 0.0
         if self.num_held:
             if sigmas < CALM_SIGMAS:
-                return replace(self, num_held=0, num_idle=0, recent=(now,))
-            if self.num_held < MAX_HELD:
-                return replace(self, num_held=self.num_held + 1, num_idle=0)
-            return Course(best=now, recent=(now,))
+                return replace(self, num_held=0, recent=(now,))
+            if self.num_held < LOW_EVALUATIONS:
+                return replace(self, num_held=self.num_held + 1)
+            return Course(best=now, best_draw=draw, recent=(now,))
         if sigmas >= PLUNGE_SIGMAS or (sigmas >= FALL_SIGMAS and self.is_low):
             return replace(self, num_held=1, is_low=False)
         if sigmas >= FALL_SIGMAS:
@@ -74,67 +85,131 @@ class Course:
         )
         is_best = pooled.share >= self.best.share and len(recent) == POOLED
         is_early = self.best.num_problems < pooled.num_problems  # no best of a whole window is known
-        return Course(best=pooled if is_best or is_early else self.best, recent=recent)
-
-    def after_draw(self, *, is_idle: bool) -> "Course":
-        """The course after one more draw. MAX_HELD idle draws in a row reset a course that fell, as evaluations do: an
-        idle draw makes no version, so another evaluation would give the same accuracy."""
-        if not self.num_held:
-            return self
-        num_idle = self.num_idle + 1 if is_idle else 0
-        return Course() if num_idle >= MAX_HELD else replace(self, num_idle=num_idle)
+        if is_best or is_early:
+            return Course(best=pooled, best_draw=draw, recent=recent)
+        return Course(best=self.best, best_draw=self.best_draw, recent=recent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutEffect:
-    """Courses of held-out accuracy by environment; part of the checkpoint."""
+    """Courses of held-out accuracy, and the sources set aside since it fell; part of the checkpoint."""
 
-    courses: Mapping[str, Course]
+    courses: Mapping[str, Course]  # by environment, and of all together
+    num_cuts: int = 0  # halvings of the sources in use; 0: all are used
+    since_draw: int = 0  # sources that came later are set aside by the first cut
+    patience: int = 0  # calm evaluations that take back one cut; 0 without a recent fall
+    num_calm: int = 0  # in a row since the newest fall, or cut taken back
+    num_idle: int = 0  # draws in a row since a fall that nothing was learned from
+    newest_draw: int = 0
+    seen: Mapping[NodeId, tuple[int, int]] = field(default_factory=dict[NodeId, tuple[int, int]])
+    """First and newest draw of each source of established groups, the oldest source first."""
 
     @property
     def has_fallen(self) -> bool:
-        """True from a fall in any environment until accuracy is back, or MAX_HELD evaluations or idle draws passed."""
+        """True from a fall in any environment until accuracy is back, or LOW_EVALUATIONS or idle draws passed."""
         return any(course.num_held for course in self.courses.values())
 
-    def after(self, evaluations: Sequence[Evaluation]) -> "HeldOutEffect":
-        """The effect after the held-out evaluations of one step; a fall is logged with advice."""
-        courses = dict(self.courses)
-        for each in evaluations:
-            if each.split != "held_out":
-                continue
-            before = courses.get(each.env, Course())
-            now = Accuracy(num_right=each.accuracy * each.num_problems, num_problems=each.num_problems)
-            courses[each.env] = course = before.after(now)
-            fields = {"env": each.env, "step": each.step, "accuracy": each.accuracy, "best": before.best.share}
-            if course.num_held == 1:
-                logger.error("held-out accuracy fell", extra={**fields, "advice": _ADVICE})
-            elif before.num_held and not course.num_held:
-                logger.warning("groups of other nodes are used again", extra=fields)
-        return HeldOutEffect(courses=courses)
+    def in_use(self, makes_own: bool) -> frozenset[NodeId]:
+        """Sources whose groups are used. `makes_own`: the learner's node generates itself."""
+        if not self.num_cuts:
+            return frozenset(self.seen)
+        present = [source for source, (_, newest) in self.seen.items() if newest > self.newest_draw - PRESENT_DRAWS]
+        before = [source for source in present if self.seen[source][0] <= self.since_draw]
+        cuts = self.num_cuts - (0 < len(before) < len(present))  # the first one takes those that came since
+        ranked = before or present
+        return frozenset(ranked[: len(ranked) >> cuts if makes_own else -(-len(ranked) >> cuts)])
 
-    def after_draw(self, *, is_idle: bool) -> "HeldOutEffect":
-        """The effect after one more draw; `is_idle` if every group was left out because accuracy fell."""
-        after = HeldOutEffect(courses={env: each.after_draw(is_idle=is_idle) for env, each in self.courses.items()})
-        if self.has_fallen and not after.has_fallen:
-            logger.warning("groups of other nodes are used again: nothing else came to learn from")
+    def after(self, evaluations: Sequence[Evaluation], makes_own: bool = True) -> "HeldOutEffect":
+        """The effect after the held-out evaluations of one step; a fall is logged with advice."""
+        before, found = dict(self.courses), dict[str, Accuracy]()
+        for each in evaluations:
+            if each.split == "held_out":
+                found[each.env] = Accuracy(num_right=each.accuracy * each.num_problems, num_problems=each.num_problems)
+        if len(found) > 1 and before.keys() - {_ALL} <= found.keys():
+            if not found.keys() <= before.keys():
+                before.pop(_ALL, None)  # of fewer environments
+            found[_ALL] = Accuracy(
+                num_right=sum(each.num_right for each in found.values()),
+                num_problems=sum(each.num_problems for each in found.values()),
+            )
+        now = {env: before.get(env, Course()).after(each, self.newest_draw) for env, each in found.items()}
+        return replace(self, courses={**before, **now})._decided(self, makes_own)
+
+    def _decided(self, before: "HeldOutEffect", makes_own: bool) -> "HeldOutEffect":
+        """This effect with the cut that its courses lead to."""
+        if not self.has_fallen:
+            num_calm = self.num_calm + 1
+            if self.num_cuts and num_calm >= self.patience:
+                logger.warning("sources that were set aside are used again", extra={"cuts_left": self.num_cuts - 1})
+                return replace(self, num_cuts=self.num_cuts - 1, num_calm=0)
+            is_over = not self.num_cuts and num_calm >= CALM_EVALUATIONS
+            return replace(self, num_calm=num_calm, patience=0 if is_over else self.patience)
+        after = replace(self, num_calm=0)
+        if not before.has_fallen:
+            fallen = {env: course for env, course in self.courses.items() if course.num_held}
+            since = self.since_draw if self.patience else min(course.best_draw for course in fallen.values())
+            after = replace(after, since_draw=since, patience=min(max(1, 2 * self.patience), CALM_EVALUATIONS))
+        if not self.num_cuts or len(self.in_use(makes_own)) > (not makes_own):
+            after = replace(after, num_cuts=self.num_cuts + 1)
+        if after.num_cuts > self.num_cuts or not before.has_fallen:
+            in_use = after.in_use(makes_own)
+            extra = {
+                "best": {env or "all": course.best.share for env, course in self.courses.items() if course.num_held},
+                "set_aside": [short(source) for source in self.seen if source not in in_use][-MAX_SHOWN:],
+                "advice": _ADVICE,
+            }
+            logger.error("held-out accuracy fell", extra=extra)
         return after
+
+    def after_draw(self, draw: int, sources: Iterable[NodeId]) -> "HeldOutEffect":
+        """The effect once a draw is here. `sources`: producers of its groups of others that count as established."""
+        seen = dict(self.seen)
+        for source in sources:
+            seen[source] = (seen[source][0] if source in seen else draw, draw)
+        newest = max(self.newest_draw, draw)
+        if len(seen) > MAX_SOURCES:
+            seen = {source: draws for source, draws in seen.items() if draws[1] > newest - PRESENT_DRAWS}
+        return replace(self, seen=dict(islice(seen.items(), MAX_SOURCES)), newest_draw=newest)
+
+    def after_step(self, *, is_idle: bool) -> "HeldOutEffect":
+        """The effect after a draw was used; `is_idle` if every group was left out because accuracy fell.
+
+        LOW_EVALUATIONS idle draws in a row take back a cut, and with the last one the courses that fell begin anew: an
+        idle draw makes no version, so another evaluation would give the same accuracy.
+        """
+        if not self.num_cuts:
+            return self
+        num_idle = self.num_idle + 1 if is_idle else 0
+        if num_idle < LOW_EVALUATIONS:
+            return replace(self, num_idle=num_idle)
+        logger.warning("sources that were set aside are used again: nothing else came to learn from")
+        courses = self.courses
+        if self.num_cuts == 1:
+            courses = {env: Course() if course.num_held else course for env, course in courses.items()}
+        return replace(self, courses=courses, num_cuts=self.num_cuts - 1, num_idle=0, num_calm=0)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `from_json`."""
-        return {env: asdict(course) for env, course in self.courses.items()}
+        return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "HeldOutEffect":
         """The inverse of `to_json`, also after a JSON round trip; an empty mapping gives the effect at the start."""
+        if "courses" not in data:  # of release 0.1.0: the courses alone
+            data = {"courses": data}
+        numbers = ("num_cuts", "since_draw", "patience", "num_calm", "num_idle", "newest_draw")
         return HeldOutEffect(
-            courses={
-                env: Course(
-                    best=Accuracy(**course["best"]),
-                    recent=tuple(Accuracy(**each) for each in course["recent"]),
-                    num_held=int(course["num_held"]),
-                    is_low=bool(course["is_low"]),
-                    num_idle=int(course.get("num_idle", 0)),
-                )
-                for env, course in data.items()
-            }
+            courses={env: _course(course) for env, course in data["courses"].items()},
+            seen={source: (int(first), int(newest)) for source, (first, newest) in data.get("seen", {}).items()},
+            **{name: int(data.get(name, 0)) for name in numbers},
         )
+
+
+def _course(data: Mapping[str, Any]) -> Course:
+    return Course(
+        best=Accuracy(**data["best"]),
+        best_draw=int(data.get("best_draw", 0)),
+        recent=tuple(Accuracy(**each) for each in data["recent"]),
+        num_held=int(data["num_held"]),
+        is_low=bool(data["is_low"]),
+    )

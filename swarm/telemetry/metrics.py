@@ -114,8 +114,8 @@ _LIST = (
     _gauge("learn/guard_idle_draws", "draws", "Draws in a row whose groups were all of sources set aside", "0"),
     _gauge("learn/guard_groups_spared", "groups", "Groups of the newest draw that were used although every source is "
            "set aside", "0"),
-    _gauge("learn/guard_others_held", "1", "1 while groups of other nodes are set aside because held-out accuracy fell "
-           "by 3 sigma", "0"),
+    _gauge("learn/guard_others_held", "1", "1 while groups of other nodes, the newest sources first, are set aside "
+           "because held-out accuracy fell by 3 sigma", "0"),
     _gauge("learn/mass_clipped_groups", "groups", "Groups of other nodes in the newest step that weighed more than "
            "their share, and were scaled down to it", "0; a few of a hundred steps"),
     _gauge("learn/mass_others_share", "share", "Other nodes' part of the newest step: of the sum of |coefficient| of "

@@ -7,7 +7,7 @@ only grows. C is the capacity less `num_taken_off` (in rounds: the capacity).
     outstanding of one generator                     <= min(window, max_outstanding), max_outstanding <= max_window
     max_outstanding                                     x 2 with a useful group, 1 after a useless or expired one
     trials of established generators                 <= max(1, C / GROUPS_PER_TRIAL), one group each, outside C
-    outstanding + undrawn groups of all newcomers    <= max(1, C / SHARE), trials included; 0 in a private run
+    outstanding + undrawn groups of all newcomers    <= max(1, C / SHARE), trials included
     age of a grant                                   <= EXPIRY_SHARE x life (trial with others waiting: TRIAL_SHARE)
     late: age of the oldest grant                     > patience_s = LATE x median delivery time of the parties
     num_taken_off                                    <= most_taken_off(); steady at TOO_OLD_SHARE of groups too old
@@ -18,6 +18,9 @@ time, its grants hold no room and only fill what all outstanding grants leave. O
 credit and deliver nothing would stop every step until their grants expire, again and again. The outstanding grants of
 an ended stream hold no room; their groups are still taken until they are too old. Trials rotate, so free identities
 cannot starve proven ones.
+
+A newcomer here is also a generator whose newest group lacks log-probs, in every kind of run: draws have as little room
+for its groups as for those of a newcomer.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -51,6 +54,7 @@ class GeneratorRecord:
     delivery_s: float | None = None  # longest recent time from a grant to its group; None before the first
     too_many: float = 0.0  # recent groups of the capacity too many for its own to be drawn in time
     num_to_prove: int = 0  # groups in a row that have to come in time before its grants hold room again
+    lacks_logprobs: bool = False  # its newest admitted group
 
     @property
     def is_proven(self) -> bool:
@@ -152,7 +156,7 @@ class CreditLedger:
             record,
             opened_at_s=self._clock.now_s(),
             party=parties.party_of(peer),
-            is_newcomer=not parties.is_established(peer),
+            is_newcomer=self._is_newcomer(peer, record),
         )
         if window > 0:
             before = self._lines.get(peer)
@@ -226,12 +230,15 @@ class CreditLedger:
     def _load(self, line: CreditLine) -> int:
         return line.num_outstanding + self.num_waiting(line.peer)
 
+    def _is_newcomer(self, peer: NodeId, record: GeneratorRecord) -> bool:
+        return record.lacks_logprobs or not self.parties.is_established(peer)
+
     def _newcomers(self) -> list[CreditLine]:
         return [line for line in self._lines.values() if line.is_newcomer]
 
     def _for_newcomers(self, capacity: int) -> int:
         """Groups that newcomers may get now; negative if they exceed their share."""
-        if self.parties.is_private or capacity <= 0:
+        if capacity <= 0:
             return 0
         return max(1, capacity // SHARE) - sum(map(self._load, self._newcomers()))
 
@@ -279,7 +286,7 @@ class CreditLedger:
         if is_admitted and record.left_s:
             record.left_s.popleft()
         if line is not None:
-            line.party, line.is_newcomer = self.parties.party_of(producer), not self.parties.is_established(producer)
+            line.party, line.is_newcomer = self.parties.party_of(producer), self._is_newcomer(producer, record)
         if line is not None and line.outstanding_s:
             granted_s = line.outstanding_s.popleft()
             taken_s = self._clock.monotonic_s() - granted_s
@@ -297,6 +304,10 @@ class CreditLedger:
             return
         is_proof = is_admitted and is_useful
         record.max_outstanding = min(2 * record.max_outstanding, self.max_window) if is_proof else 1
+
+    def record_logprobs(self, producer: NodeId, has_logprobs: bool) -> None:
+        """Records that an admitted group of the own lineage has log-probs, or lacks them; before its delivery."""
+        self._record_of(producer).lacks_logprobs = not has_logprobs
 
     def predates_stream(self, producer: NodeId, created_at_s: float) -> bool:
         """True if a group was made before its producer's open stream began, so without credit of this stream."""

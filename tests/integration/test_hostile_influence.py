@@ -42,6 +42,13 @@ def invented(identity: Identity, number: int) -> RolloutGroup:
     return make_group(identity.node_id, task_id=rng.randrange(10**6), logprob=-rng.random())
 
 
+def without_logprobs(group: RolloutGroup) -> RolloutGroup:
+    traces = [replace(each.trace, logprobs=None) for each in group.rollouts if each.trace is not None]
+    return replace(
+        group, rollouts=tuple(replace(r, trace=trace) for r, trace in zip(group.rollouts, traces, strict=True))
+    )
+
+
 async def test_six_free_keys_beside_two_members_have_an_eighth_of_the_draws(tmp_path: Path) -> None:
     """Invented groups."""
     async with AttackedNode(tmp_path, members=(VICTIM, *HONEST), replay=REPLAY) as node:
@@ -63,10 +70,7 @@ async def test_a_member_that_leaves_out_log_probs_has_what_a_stranger_has(tmp_pa
     async with AttackedNode(tmp_path, members=(VICTIM, *HONEST), replay=REPLAY) as node:
         turned, honest = await node.follow(HONEST[0]), await node.follow(HONEST[1])
         for number in range(32):
-            group = invented(turned.identity, number)
-            traces = [replace(each.trace, logprobs=None) for each in group.rollouts if each.trace is not None]
-            rollouts = tuple(replace(r, trace=trace) for r, trace in zip(group.rollouts, traces, strict=True))
-            turned.send(replace(group, rollouts=rollouts))
+            turned.send(without_logprobs(invented(turned.identity, number)))
             honest.send(invented(honest.identity, number))
         await node.judged(64)
         assert not node.refused
@@ -105,21 +109,27 @@ class AttackedTrainer(AttackedNode):
         await self.agent.local.publish(self.version, manifests)
         return self
 
-    async def is_followed_by(self, identity: Identity, seconds: float, most: int = 1_000_000) -> "asyncio.Task[None]":
+    async def is_followed_by(
+        self, identity: Identity, seconds: float, most: int = 1_000_000, *, has_logprobs: bool = True
+    ) -> "asyncio.Task[None]":
         """A follower that delivers as much as it has credit for, so many seconds after it was granted, and `most`."""
         sender = await self.follow(identity)
         client = await self._transport(identity).connect(
             PeerAddress(node_id=VICTIM.node_id, endpoint=self.endpoint), 5.0
         )
-        return asyncio.create_task(self._deliver(sender, client.watch(VICTIM.node_id, 8), seconds, most))
+        watch = client.watch(VICTIM.node_id, 8)
+        return asyncio.create_task(self._deliver(sender, watch, seconds, most, has_logprobs))
 
-    async def _deliver(self, sender: Sender, news: AsyncIterator[Any], seconds: float, most: int) -> None:
+    async def _deliver(
+        self, sender: Sender, news: AsyncIterator[Any], seconds: float, most: int, has_logprobs: bool
+    ) -> None:
         num_sent = 0
         async for item in news:
             if isinstance(item, Credit):
                 await asyncio.sleep(seconds)
                 for num_sent in range(num_sent + 1, min(item.granted, most) + 1):  # noqa: B020
-                    sender.send(self._by_follower(sender.identity, num_sent))
+                    group = self._by_follower(sender.identity, num_sent)
+                    sender.send(group if has_logprobs else without_logprobs(group))
 
     def _by_follower(self, identity: Identity, number: int) -> RolloutGroup:
         group = invented(identity, number)
@@ -143,6 +153,24 @@ async def test_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(tmp_
         await asyncio.gather(*followers, return_exceptions=True)
         num_hostile = sum(drawn[each.node_id] for each in HOSTILE)
         assert num_hostile <= drawn.total() / SHARE + 1, drawn
+
+
+async def test_in_a_private_run_free_keys_without_log_probs_have_an_eighth_of_the_groups_of_a_trainer(
+    tmp_path: Path,
+) -> None:
+    """They take credit, and deliver faster than two honest followers; everybody is established."""
+    async with AttackedTrainer(tmp_path, members=()) as node:
+        followers = [await node.is_followed_by(identity, 0.1) for identity in HONEST]
+        followers += [await node.is_followed_by(identity, 0.0, has_logprobs=False) for identity in HOSTILE]
+        drawn = Counter[NodeId]()
+        for _ in range(12):
+            draw = await node.next_draw()
+            drawn.update(each.scored.group.producer for each in draw.groups)
+        for task in followers:
+            task.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+        num_hostile = sum(drawn[each.node_id] for each in HOSTILE)
+        assert 0 < num_hostile <= drawn.total() / SHARE + 1, drawn
 
 
 async def test_a_stranger_ends_nobodys_trust_with_an_old_group_of_its(tmp_path: Path) -> None:

@@ -71,6 +71,23 @@ def test_a_newcomer_that_is_invited_has_full_credit_from_its_next_group_on() -> 
     assert line.num_outstanding == 8
 
 
+def test_who_leaves_out_log_probs_has_the_credit_of_a_newcomer_in_a_private_run_until_a_group_has_them() -> None:
+    ledger = CreditLedger(ManualClock(), MAX_AGE_S, MAX_WINDOW)
+    honest = proven(ledger, MEMBER.node_id, window=MAX_WINDOW)
+    others = [proven(ledger, f"{number:064x}", window=8) for number in range(8)]
+    ledger.grant(16)
+    while any(line.num_outstanding for line in others):  # one group of each comes
+        for line in (line for line in others if line.num_outstanding):
+            ledger.record_logprobs(line.peer, False)
+            ledger.record_delivery(line.peer, is_admitted=True, is_useful=False)
+    ledger.grant(16)
+    assert sum(line.num_outstanding for line in others) == 2 and honest.num_outstanding >= 14
+    line = next(line for line in others if line.num_outstanding)
+    ledger.record_logprobs(line.peer, True)
+    ledger.record_delivery(line.peer, is_admitted=True)
+    assert not line.is_newcomer
+
+
 def test_a_member_whose_groups_find_no_place_holds_no_credit_of_others() -> None:
     ledger, _ = open_run(ManualClock())
     lines = [proven(ledger, key.node_id, window=8) for key in (FELLOW, MEMBER)]

@@ -1,5 +1,6 @@
 """Shares of the draws in particular cases: tasks, restarts, groups without log-probs, and followers that stall."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +27,12 @@ NEW = make_identity(9).node_id
 
 
 class Bench:
-    """One buffer of an open run of three members."""
+    """One buffer of an open run of three members, or of a private run."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, *, is_private: bool = False, **settings: object) -> None:
         self.config = ReplayConfig.model_validate({"local_groups": 1, "external_groups": 4, **settings})
         rule = EntryRule(EntryConfig(members=(ADA, BELL, CURIE)), "local", ManualClock())
-        self.shares = DrawShares(Parties(rule), self.config.max_reuse)
+        self.shares = DrawShares(Parties(None if is_private else rule), self.config.max_reuse)
         self.buffer = ReplayBuffer(self.config, OWN, 0, ManualClock(), self.shares)
         self.num_made, self.step = 0, 0
 
@@ -134,6 +135,22 @@ def test_a_group_without_log_probs_is_a_newcomers_whoever_made_it() -> None:
         ADA: False,
         BELL: True,
     }
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_in_a_private_run_groups_without_log_probs_have_an_eighth_of_the_places_and_others_have_no_bound(
+    follows: bool,
+) -> None:
+    bench = Bench(is_private=True, local_groups=8 if follows else 1, external_groups=0 if follows else 7)
+    drawn = Counter[str]()
+    for _ in range(24):
+        bench.add(OWN, 0 if follows else 1)
+        bench.add(NEW, 8, follows=follows, correction=Correction.NO_LOGPROBS)
+        bench.add(BELL, 8, follows=follows)
+        drawn.update(producers(bench.draw()))
+    num_places = 24 * (bench.config.local_groups + bench.config.external_groups) - drawn[OWN]
+    assert 0 < drawn[NEW] <= -(-num_places // 8)
+    assert drawn[BELL] == num_places - drawn[NEW], "one party alone, and no place stays free"
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

@@ -9,7 +9,6 @@ import torch
 
 from swarm.config import SAFE_RECIPE, GuardConfig, GuardLimits, LearnerConfig, ModelConfig, ReplayConfig
 from swarm.learn.guarded_learner import GuardedLearner
-from swarm.learn.held_out_effect import MAX_HELD
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.off_policy_guard import GuardLevel, GuardState
 from swarm.model.network import load_model
@@ -19,6 +18,7 @@ from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe
 from swarm.objectives.recipe import Recipe
 from swarm.testing.builders import make_group, make_identity, make_scored
+from swarm.trust_policy import LOW_EVALUATIONS
 from swarm.types import Correction, Draw, DrawnGroup, Evaluation, StepReport
 
 MAX_AGE = 8
@@ -171,8 +171,8 @@ def test_a_source_set_aside_is_left_out_again_once_another_appears(tmp_path: Pat
 def test_a_fall_of_accuracy_ends_although_every_source_is_set_aside(tmp_path: Path) -> None:
     learner = guarded(tmp_path, GuardLimits(min_tokens=1), generates=False)
     evaluated(learner, 0.7, 0.72, 0.71, 0.3)
-    reports = steps_of_sole_source(learner, "b" * 64, MAX_HELD + 8)
-    assert all(report.was_skipped for report in reports[:MAX_HELD]) and not reports[-1].was_skipped
+    reports = steps_of_sole_source(learner, "b" * 64, LOW_EVALUATIONS + 8)
+    assert all(report.was_skipped for report in reports[:LOW_EVALUATIONS]) and not reports[-1].was_skipped
 
 
 def test_switched_off_it_is_always_open(tmp_path: Path) -> None:
@@ -238,9 +238,10 @@ def test_a_trainer_that_only_learns_from_others_does_not_stop_for_good(tmp_path:
     learner = guarded(tmp_path, GuardLimits(min_tokens=10**6), generates=generates)
     other = from_elsewhere(draw(1).groups[0], "b" * 64)
     evaluated(learner, 0.7, 0.72, 0.71, 0.3)
-    reports = [learner.step(Draw(step=step, groups=(other,), num_zero_variance=0)) for step in range(1, MAX_HELD + 3)]
-    assert [report.was_skipped for report in reports] == [True] * MAX_HELD + [False] * 2
-    assert [report.diagnostics["guard_others_held"] for report in reports] == [1] * MAX_HELD + [0] * 2
+    draws = [Draw(step=step, groups=(other,), num_zero_variance=0) for step in range(1, LOW_EVALUATIONS + 3)]
+    reports = [learner.step(each) for each in draws]
+    assert [report.was_skipped for report in reports] == [True] * LOW_EVALUATIONS + [False] * 2
+    assert [report.diagnostics["guard_others_held"] for report in reports] == [1] * LOW_EVALUATIONS + [0] * 2
     evaluated(learner, 0.3)
     assert not learner.effect.has_fallen, "it begins anew from there"
 
@@ -250,14 +251,31 @@ def test_draws_that_leave_nothing_end_a_fall_only_in_a_row_also_after_a_restart(
     own = draw(1).groups[0]
     other = from_elsewhere(own, "b" * 64)
     evaluated(learner, 0.7, 0.72, 0.71, 0.3)
-    for step in range(1, 3 * MAX_HELD):
-        learner.step(Draw(step=step, groups=(own if step % MAX_HELD == 0 else other,), num_zero_variance=0))
+    for step in range(1, 3 * LOW_EVALUATIONS):
+        learner.step(Draw(step=step, groups=(own if step % LOW_EVALUATIONS == 0 else other,), num_zero_variance=0))
     assert learner.effect.has_fallen
     learner.save()
     again = guarded(tmp_path, GuardLimits(min_tokens=10**6))
     assert again.effect == learner.effect
     again.step(Draw(step=99, groups=(other,), num_zero_variance=0))
     assert not again.effect.has_fallen
+
+
+def test_a_fall_sets_the_newest_follower_aside_though_everybody_is_established(tmp_path: Path) -> None:
+    learner = guarded(tmp_path, GuardLimits(min_tokens=10**6), generates=False)
+    known, late = (from_elsewhere(drawn, OWN) for drawn in draw(1).groups)
+    late = replace(late, scored=replace(late.scored, group=replace(late.scored.group, producer="c" * 64)))
+    learner.step(Draw(step=1, groups=(known,), num_zero_variance=0))
+    evaluated(learner, 0.7, 0.7, 0.7)
+    learner.step(Draw(step=2, groups=(late, known), num_zero_variance=0))
+    evaluated(learner, 0.2)
+    learner.save()
+    again = guarded(tmp_path, GuardLimits(min_tokens=10**6), generates=False)
+    report = again.step(Draw(step=3, groups=(late, known), num_zero_variance=0))
+    assert [edge.source for edge in report.edges] == [OWN] and report.diagnostics["guard_others_held"] == 1
+    evaluated(again, 0.7)
+    report = again.step(Draw(step=4, groups=(late, known), num_zero_variance=0))
+    assert len(report.edges) == 2 and report.diagnostics["guard_others_held"] == 0
 
 
 def test_a_trainer_that_generates_nothing_goes_on_with_established_followers_after_a_fall(tmp_path: Path) -> None:

@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 47_200,
+    "core": 47_320,
     "methods": 7_300,
     "extras": 5_400,
     "operation": 23_600,
     "packages": 92_000,
     "benchmarks": 9_400,
-    "tests": 75_800,
+    "tests": 76_500,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
