@@ -23,6 +23,7 @@ from swarm.activity import LOADING, MEASURING, PREPARING, STARTING_ENGINE, OnPro
 from swarm.clock import Clock, SystemClock
 from swarm.config import SAFE_RECIPE, NodeConfig
 from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
+from swarm.environments.given_answers import GivenAnswers
 from swarm.environments.load import build_environments
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import ConfigError
@@ -33,8 +34,10 @@ from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Toke
 from swarm.learn.best_version import BEST, BestVersion
 from swarm.learn.checkpoint import checkpoint_pause_s
 from swarm.learn.guarded_learner import GuardedLearner
+from swarm.learn.learner import PolicyLearner
 from swarm.loops import Ask, Worker
-from swarm.loops.worker import Evaluate
+from swarm.loops.warm_up import NUM_TRIED, RATE_FACTOR
+from swarm.loops.worker import Evaluate, WarmUp
 from swarm.model.compute_dtype import choose, place, products_of
 from swarm.model.device import pick_device
 from swarm.model.network import LoadedModel, load_model
@@ -182,6 +185,7 @@ def build_trainer(
         evaluation_tasks=dict(evaluations),
         on_progress=on_progress,
         encode=publish,
+        warm_up=make_warm_up(config, policy, evaluator, environments, evaluations, producer),
         show=partial(write_episodes, config.dir),
         keep_best=BestVersion(config.dir / BEST).offer if config.evaluation.keep_best else None,
         saves_when_stopped=True,
@@ -350,6 +354,43 @@ def make_evaluation_tasks(config: NodeConfig, environments: Mapping[str, Environ
         for name in config.evaluation.environments or tuple(environments)
         for split in SPLITS
     }
+
+
+def make_warm_up(
+    config: NodeConfig,
+    policy: PolicyLearner,
+    evaluator: TransformersGenerator,
+    environments: Mapping[str, Environment],
+    evaluations: EvaluationTasks,
+    producer: GroupProducer,
+) -> WarmUp | None:
+    """Parts of the supervised warm-up; None without `warm_up.answers`. Raises ConfigError."""
+    if not config.warm_up.answers:
+        return None
+    tokenizer, generator = producer.tokenizer, config.generator
+    given = GivenAnswers(
+        config,
+        environments,
+        held_out=[task for (_, split), tasks in evaluations.items() if split == "held_out" for task in tasks],
+        fits=lambda answer: len(tokenizer.encode_response(answer)) <= generator.max_new_tokens,
+    )
+    return WarmUp(
+        pairs=given.pairs,
+        are_scored=given.are_tasks,
+        tasks=producer.tasks(0, NUM_TRIED),
+        tries=partial(
+            try_tasks,
+            evaluator,
+            tokenizer,
+            limits=generator.episode_limits,
+            step=producer.step,
+            num_tries=generator.group_size,
+            temperature=generator.temperature,
+        ),
+        imitate=partial(policy.imitate, learning_rate=RATE_FACTOR * config.learner.learning_rate),
+        begin_anew=policy.begin_anew,
+        notes=policy.notes,
+    )
 
 
 def make_evaluate(config: NodeConfig, engine: Generator, tokenizer: Tokenizer, step: Step | None) -> Evaluate:

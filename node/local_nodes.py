@@ -82,6 +82,7 @@ class LocalNodes:
             changes += [f'exchange.{key}="{host}:0"'] if port else []
         if not is_trainer:
             changes += ['roles=["generator"]', "weights.publish=false", f'follow.policy="{daemon.agent.node_id}"']
+            changes += ['warm_up.answers=""']
         elif first.weights.publish:
             changes += ["weights.publish=false"]  # who generates follows the first
         apply_overrides(NodeConfig, data, changes)

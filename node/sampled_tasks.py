@@ -7,11 +7,13 @@ before a model is loaded; answers are scored in the confined process that a node
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from node.training_watch import one_line
 from swarm.config import EnvironmentConfig, NodeConfig
 from swarm.environments.curriculum import TaskMixture
+from swarm.environments.given_answers import GivenAnswers
 from swarm.environments.jsonl import RecordEnvironment
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
@@ -24,6 +26,7 @@ from swarm.types import Task
 
 MOST_SHOWN_CHARS: Final = 200
 WRONG_ANSWERS: Final = ("", "no", "1")  # what a reward must be able to judge, too
+TRIED_ANSWERS: Final = 64  # of a warm-up
 MOST_READ: Final = 20_000  # records of a file that are looked at
 
 
@@ -156,6 +159,14 @@ def _build(config: NodeConfig, tokenizer: Tokenizer | None) -> dict[str, Environ
         for section in config.environments:
             if section.kind in ("jsonl", "function"):
                 _read_records(environments[section.name], tokenizer, positions)
+        if config.warm_up.answers:
+            longest = config.generator.max_new_tokens
+            fits = partial(_fits, tokenizer, longest)
+            if not GivenAnswers(config, environments, held_out=(), fits=fits).pairs(0, TRIED_ANSWERS):
+                raise ConfigError(
+                    f"warm_up.answers = {config.warm_up.answers!r}: of {TRIED_ANSWERS} answers each is missing, or "
+                    f"longer than generator.max_new_tokens = {longest}; name a .jsonl file of answers (--warm-up FILE)"
+                )
         if environments:
             TaskMixture(environments, config.generator.env_weights, config.seed, spacing=1).task(0)
     except LookupError as error:
@@ -199,6 +210,10 @@ def _read_records(environment: Environment, tokenizer: Tokenizer | None, positio
             f"environment {environment.name}: none of the first {count} records has an answer in the field {named!r}; "
             "name the field that has it with params.answer (--answer), or leave that out where there are no answers"
         )
+
+
+def _fits(tokenizer: Tokenizer | None, longest: int, answer: str) -> bool:
+    return tokenizer is None or len(tokenizer.encode_response(answer)) <= longest
 
 
 async def _sample(

@@ -132,6 +132,11 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
     steps = f"{config.learner.num_steps} steps" if config.learner.num_steps else "until Ctrl-C"
     schedule = "" if config.learner.schedule == "constant" else f" ({config.learner.schedule})"
     rate = f"learning rate {config.learner.learning_rate:g}{schedule}"
+    if config.warm_up.answers:
+        lines.append(
+            f"warm-up    at most {config.warm_up.num_steps} updates on right answers ({config.warm_up.answers}) before "
+            "step 1, until rewards differ in half of the groups"
+        )
     lines.append(f"recipe     {config.learner.recipe}, {rate}, {steps}")
     lines.append(await asyncio.to_thread(takes_line, with_choice(config, choice)))
     lines.append(f"directory  {config.dir}: Ctrl-C saves and stops, `swarm train --dir {config.dir}` goes on")

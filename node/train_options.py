@@ -3,6 +3,7 @@
 Invariant: node.toml holds all that was decided; options that would change a training that has begun are an error.
 """
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.config import NODE_FILE, DiskConfig, NodeConfig, apply_overrides, load_config, parse_config
+from swarm.environments.given_answers import REFERENCES
 from swarm.environments.hub_datasets import file_name, is_dataset, write_jsonl
 from swarm.errors import ConfigError
+from swarm.learn.checkpoint_state import CHECKPOINTS, newest_first
 from swarm.model.source import is_char_model
 from swarm.trained.own_directories import code_of_node, require_trusted
 from swarm.types import JsonDict
@@ -22,6 +25,8 @@ _OF_THE_MACHINE: Final = ("num_threads", "niceness", "exchange.max_upload_bytes_
 _CHANGEABLE: Final = frozenset({"learner.num_steps", "telemetry.log_level", *_OF_THE_MACHINE}) | {
     f"disk.{key}" for key in DiskConfig.model_fields
 }
+
+_BEFORE_STEP_1: Final = frozenset({"warm_up.answers", "warm_up.num_steps"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,7 @@ class TrainOptions:
     max_new_tokens: int | None = None
     learning_rate: float | None = None
     lora_rank: int = 0
+    warm_up: str = ""  # "references", or a .jsonl file of right answers
     recipe: str = ""
     nodes: int = 1  # that train on this machine and share what they experience
     generators: int = 0  # further ones that only generate, with the weights of the first
@@ -86,6 +92,7 @@ def resolve(options: TrainOptions) -> NodeConfig:
         )
     changes = list(options.overrides)
     changes += [] if options.steps is None else [f"learner.num_steps={options.steps}"]
+    changes += [f"warm_up.answers={json.dumps(_answers(options))}"] if options.warm_up else []
     # `dir` in the file is seen from where the training was begun, which need not be here.
     here = {"dir": options.directory}
     kept = load_config(NodeConfig, path).model_copy(update=here)
@@ -93,7 +100,8 @@ def resolve(options: TrainOptions) -> NodeConfig:
     asked = parse_config(NodeConfig, _data(options), "swarm train") if options.names_task else config
     named = code_of_node(asked).values() if options.names_task else options.overrides
     require_trusted(options.directory, code_of_node(config), options.is_trusted, named)
-    differing = [key for key in _differences(kept.model_dump(), asked.model_dump()) if key not in _CHANGEABLE]
+    may_change = _CHANGEABLE if newest_first(options.directory / CHECKPOINTS) else _CHANGEABLE | _BEFORE_STEP_1
+    differing = [key for key in _differences(kept.model_dump(), asked.model_dump()) if key not in may_change]
     if differing:
         raise ConfigError(
             f"{path} exists and says otherwise for {', '.join(sorted(differing)[:5])}: name another --dir for another "
@@ -139,6 +147,7 @@ def _data(options: TrainOptions) -> JsonDict:
             "num_steps": 100 if options.steps is None else options.steps,
         }
         | ({"recipe": _own_file(options.recipe)} if options.recipe else {}),
+        "warm_up": {"answers": _answers(options)},
         "evaluation": {"every_steps": 20, "num_problems": 32, "keep_best": True},
         "directory": {"kind": "dht" if has_others else "none"},
         "weights": {"publish": options.generators > 0},
@@ -188,6 +197,10 @@ def _environments(options: TrainOptions) -> list[JsonDict]:
     return found
 
 
+def _answers(options: TrainOptions) -> str:
+    return options.warm_up if options.warm_up in ("", REFERENCES) else _absolute(options.warm_up)
+
+
 def _absolute(source: str) -> str:
     """An existing path in absolute form; any other name unchanged."""
     path = Path(source).expanduser()
@@ -201,7 +214,10 @@ def _own_file(spec: str) -> str:
 
 def _given(options: TrainOptions) -> list[str]:
     """Command-line names of the given options that a training that has begun cannot take."""
-    kept = {name: getattr(options, name) for name in ("directory", "steps", "overrides", "must_exist", "is_trusted")}
+    kept = {
+        name: getattr(options, name)
+        for name in ("directory", "steps", "overrides", "must_exist", "is_trusted", "warm_up")
+    }
     unsaid = TrainOptions(**kept)
     names = [each.name for each in fields(options) if getattr(options, each.name) != getattr(unsaid, each.name)]
     spelled = {"learning_rate": "--lr", "reward_weights": "--reward-weight"}

@@ -11,10 +11,20 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from swarm.config import NodeConfig
-from swarm.events import Event, GroupPut, GroupsDrawn, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
+from swarm.events import (
+    Event,
+    GroupPut,
+    GroupsDrawn,
+    GroupUnscored,
+    PolicyEvaluated,
+    StepMade,
+    VersionPublished,
+    WarmedUp,
+)
 from swarm.telemetry.time_left import LONG_S, TimeLeft, duration_words
 from swarm.telemetry.warning_log import NOTHING_TO_LEARN
 from swarm.trained.learning_evidence import EvidenceTally, Learned
+from swarm.types import WarmUpReport
 
 MANY_GROUPS: Final = 256  # without any difference in reward: where one in 14 has one, 64 have none in one of 100 runs
 SOME_GROUPS: Final = 64  # the same once so much time has passed, or where none could be scored
@@ -42,6 +52,8 @@ class TrainingWatch:
     num_with_signal: Callable[[], int] = lambda: 0  # groups since the newest step that the learner can learn from
 
     def __post_init__(self) -> None:
+        self._warm_up: WarmUpReport | None = None
+        self._is_signal_said = False
         self._said_s = time.monotonic()
         self._line_s = time.monotonic()
         self._time_left = TimeLeft(config=self.config)
@@ -59,6 +71,8 @@ class TrainingWatch:
                 self.learning.add(event)
             elif isinstance(event, StepMade):
                 self.step = max(self.step, event.step)
+            elif isinstance(event, WarmedUp):
+                self._warm_up = event.report
 
     def see(self, event: Event) -> None:
         """Updates the state with an event of the node; an event without a time gets the present time."""
@@ -80,6 +94,11 @@ class TrainingWatch:
             case GroupsDrawn():
                 self._num_drawn += sum(use.is_own_policy for use in event.groups)
                 self._num_equal += event.num_zero_variance
+                self._say_signal()
+            case WarmedUp():
+                self._warm_up = event.report
+                for line in warm_up_lines(event.report):
+                    self._say(line)
             case StepMade():
                 self.step = event.step
                 self.num_groups = self.num_unscored = 0
@@ -119,6 +138,7 @@ class TrainingWatch:
         return [
             *stopped,
             *evidence.lines,
+            *(without_warm_up(self._warm_up) if self._warm_up else []),
             *why,
             f"next: swarm chat {where} | swarm samples {where} | swarm eval {where} | swarm export {where} OUT",
         ]
@@ -143,15 +163,34 @@ class TrainingWatch:
             shown.append(f"answer (reward {sample.reward:g}{cut}): {' | '.join(map(one_line, sample.actions))}")
             shown.append(f"reference: {one_line(group.reference)}")
         example = "\n  ".join(["", *shown])
+        offer = f"; or {offer}" if (offer := self._offer()) else ""
         return (
             f"{reason} An example:{example}\nMake the reward graded, the task easier, or answers longer "
-            f"(--max-new-tokens, now {self.config.generator.max_new_tokens}); --patient goes on all the same."
+            f"(--max-new-tokens, now {self.config.generator.max_new_tokens}){offer}; --patient goes on all the "
+            "same."
         )
+
+    def _offer(self) -> str:
+        """The warm-up as the next thing to try, where no answer earned anything and there was none."""
+        if self.config.warm_up.answers or self.best_reward > 0:
+            return ""
+        return f"show the model right answers first: swarm train {self.config.dir} --warm-up references (or FILE.jsonl)"
+
+    def _say_signal(self) -> None:
+        """Writes, once, in how many of the first groups rewards differ."""
+        if self._is_signal_said or self.step or not self.num_groups:
+            return
+        self._is_signal_said = True
+        count = self.num_with_signal()
+        what = "; the others teach nothing" if count else f". You may {offer}" if (offer := self._offer()) else ""
+        self._say(f"step 0     rewards differ in {count or 'none'} of the first {self.num_groups} groups{what}")
 
     def _look(self) -> None:
         now_s = time.monotonic()
         self._first_group_s = self._first_group_s or now_s
         has_waited = now_s - self._first_group_s > PATIENCE_S
+        if self.num_groups == SAID_GROUPS:
+            self._say_signal()
         if self.num_with_signal() or self.is_hopeless:
             return
         if self.num_groups >= SAID_GROUPS:
@@ -202,6 +241,24 @@ class TrainingWatch:
             self._is_foretold = True
             shorter = " (--steps N makes fewer)" if left_s > LONG_S else ""
             self._say(f"about {duration_words(left_s)} from here, by the speed so far{shorter}; Ctrl-C saves and stops")
+
+
+def warm_up_lines(report: WarmUpReport) -> list[str]:
+    """Lines on a warm-up that is over: signal and held-out success before it, and what it did."""
+    of = f"of {report.num_groups} tried groups"
+    if not report.num_steps:
+        return [f"warm-up    not needed: rewards differ in {report.signal_before} {of}"]
+    return [
+        f"warm-up    {report.num_steps} updates on {report.num_answers} right answers, loss {report.first_loss:.2f} -> "
+        f"{report.last_loss:.2f}; rewards differ in {report.signal_after} {of}, before it in {report.signal_before}",
+        *without_warm_up(report),
+    ]
+
+
+def without_warm_up(report: WarmUpReport) -> list[str]:
+    """A line on held-out success before a warm-up, which no change since step 0 contains; none if there was none."""
+    shown = ", ".join(f"{env} {accuracy:.2f}" for env, accuracy in report.accuracy.items())
+    return [f"held out without the warm-up: {shown}; what it gained is not counted"] if report.num_steps else []
 
 
 def one_line(text: str) -> str:

@@ -24,6 +24,7 @@ from swarm.types import (
     PolicyVersion,
     ScoredGroup,
     StepReport,
+    WarmUpReport,
 )
 
 if TYPE_CHECKING:
@@ -353,6 +354,16 @@ class PolicyEvaluated(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WarmedUp(Event):
+    """A supervised warm-up made version 0: evaluations of step 0 before this event are of the model without it.
+
+    A node that starts again at step 0 repeats the event.
+    """
+
+    report: WarmUpReport
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OthersSetAside(Event):
     """The learner sets sources aside, the newest first, as held-out accuracy fell, or (`is_over`) uses all again."""
 
@@ -448,6 +459,7 @@ KINDS: Final[dict[str, type[Event]]] = {
     "given_up": GroupGivenUp,
     "step": StepMade,
     "evaluation": PolicyEvaluated,
+    "warmed_up": WarmedUp,
     "others_set_aside": OthersSetAside,
     "published": VersionPublished,
     "unpublished": VersionUnpublished,

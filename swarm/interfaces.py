@@ -45,6 +45,7 @@ from swarm.types import (
     StreamFilter,
     Task,
     VersionSpan,
+    WarmUpReport,
 )
 
 Result = TypeVar("Result")
@@ -766,6 +767,10 @@ class LocalExchange(Protocol):
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         """Reports the evaluations of a version."""
+        ...
+
+    async def report_warm_up(self, report: WarmUpReport) -> None:
+        """Reports the supervised warm-up that version 0 comes from; called before that version is published."""
         ...
 
     async def report_activity(self, activity: Activity) -> None:

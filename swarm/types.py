@@ -544,4 +544,18 @@ class Evaluation:
     problems: str = ""  # digest of problems, verifier and tries: where it is equal, problems can be compared one by one
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUpReport:
+    """Course of a supervised warm-up: what the model knew before it, and what it was shown."""
+
+    num_steps: int  # supervised updates; 0: none were needed
+    num_answers: int = 0  # different ones that were shown
+    first_loss: float = 0.0  # nats per token of an answer, before the first update
+    last_loss: float = 0.0  # before the last
+    num_groups: int  # that were tried before, and again after
+    signal_before: int  # of them, with rewards that differ
+    signal_after: int
+    accuracy: dict[str, float] = field(default_factory=dict[str, float])  # environment -> held-out success before
+
+
 JsonDict = dict[str, Any]

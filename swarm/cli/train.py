@@ -49,6 +49,9 @@ def train(
         float | None, Option("--lr", min=0, help="Default 1e-5; 1e-4 with adapters or tiny.")
     ] = None,
     lora_rank: Annotated[int, Option("--lora-rank", min=0, help="Train adapters of this rank; 0: all weights.")] = 0,
+    warm_up: Annotated[
+        str, Option("--warm-up", help="Imitate right answers before step 1: references, or a FILE.jsonl of them.")
+    ] = "",
     recipe: Annotated[str, Option(help="Objective: see `swarm recipes list`, or my_recipe.py:RECIPE.")] = "",
     set_: Annotated[list[str] | None, Option("--set", help="Override one key of the configuration.")] = None,
     threads: Threads = None,
@@ -92,6 +95,7 @@ def train(
         max_new_tokens=max_new_tokens,
         learning_rate=learning_rate,
         lora_rank=lora_rank,
+        warm_up=warm_up,
         recipe=recipe,
         overrides=(*machine_overrides(threads, max_upload, max_disk), *(set_ or ())),
         is_trusted=trust,

@@ -13,6 +13,7 @@ from swarm.config.learning_config import (
     GuardLimits,
     LearnerConfig,
     ReplayConfig,
+    WarmUpConfig,
 )
 from swarm.config.load_config import (
     apply_overrides,
@@ -71,6 +72,7 @@ __all__ = [
     "ReplayConfig",
     "SandboxConfig",
     "TelemetryConfig",
+    "WarmUpConfig",
     "WeightsConfig",
     "apply_overrides",
     "explained",

@@ -98,6 +98,20 @@ class LearnerConfig(Model):
         return self
 
 
+class WarmUpConfig(Model):
+    """Supervised warm-up before step 1: a trainer's model is shown right answers until its own begin to earn something.
+
+    (`learner.warmup_steps` is another thing: the first steps' smaller learning rate.)
+    """
+
+    answers: str = Field(default="", pattern=r"^$|^references$|\.jsonl$")
+    """`references`: those of the environments of single answers, without held-out problems. A path ending in .jsonl:
+    records with the fields of the first environment's questions, and answers that its reward accepts. Empty: no
+    warm-up."""
+    num_steps: Annotated[int, Field(ge=1, le=1000)] = 32
+    """Most updates, of 16 answers each. It ends before, once rewards differ in half of the groups that are tried."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardLimits:
     """Thresholds of the off-policy guard for the figures of a step, the same on every node.

@@ -19,7 +19,7 @@ from swarm.config.generation_config import (
     ServeConfig,
     WeightsConfig,
 )
-from swarm.config.learning_config import EvaluationConfig, GuardConfig, LearnerConfig, ReplayConfig
+from swarm.config.learning_config import EvaluationConfig, GuardConfig, LearnerConfig, ReplayConfig, WarmUpConfig
 from swarm.config.network_config import (
     CoordinatorLink,
     DirectoryConfig,
@@ -126,6 +126,7 @@ class NodeConfig(Model):
     weights: WeightsConfig = WeightsConfig()
     replay: ReplayConfig = ReplayConfig()
     learner: LearnerConfig = LearnerConfig()
+    warm_up: WarmUpConfig = WarmUpConfig()
     guard: GuardConfig = GuardConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     directory: DirectoryConfig = DirectoryConfig()
@@ -186,6 +187,11 @@ class NodeConfig(Model):
             )
         if Role.TRAINER not in self.roles and self.learner.deterministic:
             raise ValueError("learner.deterministic: needs the trainer role")
+        if self.warm_up.answers and (Role.TRAINER not in self.roles or self.learner.num_processes > 1):
+            raise ValueError(
+                "warm_up.answers: needs the trainer role and learner.num_processes = 1; a node that follows a trainer "
+                'gets its weights from there. Set it to ""'
+            )
         alone = Role.TRAINER in self.roles and Role.GENERATOR not in self.roles and not self.weights.publish
         if alone and self.replay.local_groups > 0:
             raise ValueError(

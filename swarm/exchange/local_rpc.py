@@ -34,6 +34,7 @@ from swarm.types import (
     RolloutGroup,
     SealedManifest,
     StepReport,
+    WarmUpReport,
 )
 from swarm.wire.grpc_errors import Context, error_of, rpc
 from swarm.wire.local import (
@@ -224,6 +225,12 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
         return pb.EvaluatedResponse()
 
     @rpc
+    async def WarmedUp(self, request: pb.WarmedUpRequest, context: Context) -> pb.WarmedUpResponse:
+        """Records the warm-up that version 0 comes from."""
+        await self._finish(self._local.report_warm_up(WarmUpReport(**json.loads(request.report))))
+        return pb.WarmedUpResponse()
+
+    @rpc
     async def ReportActivity(self, request: pb.ReportActivityRequest, context: Context) -> pb.ReportActivityResponse:
         """Records the newest activity of the worker."""
         activity = Activity(
@@ -322,6 +329,9 @@ class LocalClient:
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         await self._call("Evaluated", pb.EvaluatedRequest(evaluations=evaluations_to_json(evaluations)))
+
+    async def report_warm_up(self, report: WarmUpReport) -> None:
+        await self._call("WarmedUp", pb.WarmedUpRequest(report=json.dumps(asdict(report)).encode()))
 
     async def report_activity(self, activity: Activity) -> None:
         await self._call("ReportActivity", pb.ReportActivityRequest(**asdict(activity)))

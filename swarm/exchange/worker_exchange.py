@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from swarm.activity import Activity
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import ConfigError
-from swarm.events import OthersSetAside, PolicyEvaluated, StepMade, VersionPublished
+from swarm.events import OthersSetAside, PolicyEvaluated, StepMade, VersionPublished, WarmedUp
 from swarm.exchange.capacity import GenerationCapacity
 from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.known_versions import KnownVersions
@@ -29,6 +29,7 @@ from swarm.types import (
     RolloutGroup,
     ScoredGroup,
     StepReport,
+    WarmUpReport,
 )
 from swarm.weight_sync.follower import WeightFollower
 from swarm.weight_sync.version_publisher import VersionPublisher
@@ -132,6 +133,9 @@ class WorkerExchange:
         for entry in evaluations:
             self.coordinator_view.evaluations[f"{entry.env}/{entry.split}"] = entry.accuracy
             self.context.emit(PolicyEvaluated.of(entry))
+
+    async def report_warm_up(self, report: WarmUpReport) -> None:
+        self.context.emit(WarmedUp(report=report))
 
     async def report_activity(self, activity: Activity) -> None:
         self.activity = activity

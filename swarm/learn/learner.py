@@ -49,6 +49,7 @@ from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.requested_scores import ReferencePolicy, RequestedScores
 from swarm.learn.step_plan import StepPlan, split_step
+from swarm.learn.supervised import SUPERVISED, supervised_batch
 from swarm.model.published_dtype import network_dtype, published_dtype
 from swarm.model.shared_beginnings import is_free_of_place
 from swarm.model.version_digest import live_state, weights_digest
@@ -60,7 +61,7 @@ from swarm.objectives.mass_clip import MassHistory, clip_figures, scope_of
 from swarm.objectives.part import Requirement, Scope
 from swarm.objectives.recipe import Recipe
 from swarm.telemetry.shown_updates import EVERY_S, ShownUpdate
-from swarm.types import Draw, Evaluation, PolicyVersion, StepReport
+from swarm.types import Draw, Evaluation, PolicyVersion, StepReport, Task
 
 BETAS: Final = (0.9, 0.99)  # of AdamW: the second moment is a mean over 100 steps, since runs have some hundreds
 
@@ -286,6 +287,28 @@ class PolicyLearner:
             self._accumulate(recipes.main, slices)
             self._discard()
 
+    def imitate(self, pairs: Sequence[tuple[Task, str]], learning_rate: float) -> float:
+        """One supervised update toward given answers (blocking); makes no version until `begin_anew`.
+
+        Returns:
+            Mean negative log-likelihood of the answers' tokens before the update, nats.
+
+        Raises:
+            NonFiniteStep: the loss or the gradient is not finite; nothing changed.
+        """
+        prompts = [self._tokenizer.encode_prompt(task) for task, _ in pairs]
+        answers = [self._tokenizer.encode_response(answer) for _, answer in pairs]
+        batch = supervised_batch(prompts, answers, self._ranks.device)
+        loss, _ = self._gradient(SUPERVISED).of(batch, self._pack(batch, Scope.TOKEN))
+        self._optimize(loss, learning_rate)
+        return loss
+
+    def begin_anew(self) -> None:
+        """Makes the present weights version 0, with an optimizer that has made no update. Only before step 1."""
+        assert self.version.step == 0
+        self._optimizer = self._ranks.optimizer(self._network, BETAS, self._config.weight_decay)
+        self._published = self._publish(self.version.policy_id, 0)
+
     def _batch(self, draw: Draw) -> Batch:
         batch = make_batch(draw, self._tokenizer, self._ranks.device, self._task_of, self.version.policy_id)
         return replace(batch, learning_rate=self._learning_rate)
@@ -345,7 +368,7 @@ class PolicyLearner:
             return Update()
         start = self._clock.monotonic_s()
         try:
-            norm, was_skipped = self._optimize(loss), False
+            norm, was_skipped = self._optimize(loss, self._learning_rate), False
         except NonFiniteStep as error:
             norm, was_skipped = float("nan"), True
             if self._noise:
@@ -406,11 +429,11 @@ class PolicyLearner:
         """Learning rate of the step that makes the next version."""
         return learning_rate(self._config, self.version.step + 1)
 
-    def _optimize(self, loss: float) -> float:
+    def _optimize(self, loss: float, learning_rate: float) -> float:
         if loss - loss != 0:  # infinite or NaN
             self._optimizer.discard()
             raise NonFiniteStep(f"loss {loss} is not finite")
-        return self._optimizer.step(self._learning_rate, self._config.max_grad_norm)
+        return self._optimizer.step(learning_rate, self._config.max_grad_norm)
 
     def _publish(self, policy_id: str, step: int) -> tuple[PolicyVersion, dict[str, Tensor]]:
         parts = self._ranks.gather_whole(live_state(self._network))

@@ -24,42 +24,54 @@ async def evaluate_version(worker: Worker, learner: Learner) -> None:
     evaluations, telling, shown = list[Evaluation](), list[Evaluation](), list[ShownEpisode]()
     step = learner.version.step
     for (env, split), tasks in worker.evaluation_tasks.items():
-        tries = await worker.offload(worker.evaluate, tasks)
-        verdicts, error = list[Verdict | None](), ""
-        for task, of_task in zip(tasks, tries, strict=True):
-            try:
-                verdicts.append(await worker.exchange.verify(task.env, task.task_id, of_task))
-            except RolloutFailed as failed:
-                verdicts.append(None)
-                error = str(failed)
-        scored = [verdict for verdict in verdicts if verdict is not None]
-        if error:  # once: a reward may fail on every answer
-            fields = {"env": env, "left_out": len(tasks) - len(scored), "problems": len(tasks), "error": error}
-            logger.warning("answers of an evaluation could not be scored", extra=fields)
+        evaluation, episodes = await evaluate_tasks(worker, step, env, split)
         if split == "held_out":
-            shown += _to_show(step, tasks, tries, verdicts)
-        if not scored:
+            shown += episodes
+        if evaluation is None:
             continue
-        references = [verdict.reference for verdict in scored]
-        evaluation = Evaluation(
-            step=step,
-            env=env,
-            split=split,
-            accuracy=fmean(_num_right(verdict) / len(verdict.outcomes) for verdict in scored),
-            num_problems=len(scored),
-            majority_baseline=max(references.count(reference) for reference in set(references)) / len(scored),
-            at_s=worker.clock.now_s(),
-            num_right=_outcomes(verdicts),
-            num_tries=len(scored[0].outcomes),
-            problems=_digest(tasks, scored[0]),
-        )
         evaluations.append(evaluation)
-        if 2 * len(scored) >= len(tasks):
+        if 2 * evaluation.num_problems >= len(tasks):
             telling.append(evaluation)
     learner.evaluated(telling)
     await _keep_best(worker, learner, [each.accuracy for each in telling if each.split == "held_out"])
     await worker.exchange.report_evaluations(evaluations)
     await worker.offload(worker.show, shown)
+
+
+async def evaluate_tasks(
+    worker: Worker, step: int, env: str, split: str
+) -> tuple[Evaluation | None, list[ShownEpisode]]:
+    """Evaluates the newest weights on one environment and split: None if nothing was scored, and episodes to show."""
+    tasks = worker.evaluation_tasks[env, split]
+    tries = await worker.offload(worker.evaluate, tasks)
+    verdicts, error = list[Verdict | None](), ""
+    for task, of_task in zip(tasks, tries, strict=True):
+        try:
+            verdicts.append(await worker.exchange.verify(task.env, task.task_id, of_task))
+        except RolloutFailed as failed:
+            verdicts.append(None)
+            error = str(failed)
+    scored = [verdict for verdict in verdicts if verdict is not None]
+    if error:  # once: a reward may fail on every answer
+        fields = {"env": env, "left_out": len(tasks) - len(scored), "problems": len(tasks), "error": error}
+        logger.warning("answers of an evaluation could not be scored", extra=fields)
+    shown = _to_show(step, tasks, tries, verdicts)
+    if not scored:
+        return None, shown
+    references = [verdict.reference for verdict in scored]
+    evaluation = Evaluation(
+        step=step,
+        env=env,
+        split=split,
+        accuracy=fmean(_num_right(verdict) / len(verdict.outcomes) for verdict in scored),
+        num_problems=len(scored),
+        majority_baseline=max(references.count(reference) for reference in set(references)) / len(scored),
+        at_s=worker.clock.now_s(),
+        num_right=_outcomes(verdicts),
+        num_tries=len(scored[0].outcomes),
+        problems=_digest(tasks, scored[0]),
+    )
+    return evaluation, shown
 
 
 async def _keep_best(worker: Worker, learner: Learner, held_out: Sequence[float]) -> None:

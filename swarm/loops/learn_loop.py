@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 
 from swarm.activity import WAITING
 from swarm.errors import RolloutFailed
@@ -15,6 +16,7 @@ from swarm.interfaces import Learner
 from swarm.loops.evaluate import evaluate_version
 from swarm.loops.generate_loop import generate_loop, make_groups, slow_down
 from swarm.loops.update_weights import FollowWeightsLoop
+from swarm.loops.warm_up import warm_up
 from swarm.loops.worker import Worker
 from swarm.types import Draw, Role
 
@@ -24,7 +26,12 @@ SAVE_RETRY_S = 30.0  # after a checkpoint that the disk did not take
 
 
 async def run_worker(worker: Worker) -> None:
-    """Runs generation and learning until `learner.num_steps` are made (0: without end), or until cancelled."""
+    """Runs generation and learning until `learner.num_steps` are made (0: without end), or until cancelled.
+
+    Nothing is generated before a warm-up is over.
+    """
+    if worker.learner is not None:
+        await warm_up(worker, worker.learner, partial(_save, worker, worker.learner))
     if worker.learner is not None and worker.config.learner.deterministic:
         await learn_loop(worker, worker.learner)
         return

@@ -25,6 +25,7 @@ Ask = Callable[[int, int], Awaitable[list[RolloutGroup]]]  # the same, choosing 
 Evaluate = Callable[[Sequence[Task]], list[list[Actions]]]  # blocking; tries of the newest version at each task
 Greedy = Callable[[Draw], list[Actions]]  # blocking; greedy actions of the newest version for each group's task
 KeepBest = Callable[[PolicyVersion, Any, float], object]  # blocking; version, its tensors, success on held-out tasks
+Pair = tuple[Task, str]  # a question and a right answer to it
 Show = Callable[[Sequence[ShownEpisode]], None]  # blocking; keeps episodes of an evaluation for people
 
 
@@ -63,6 +64,19 @@ class Overlap:
             self.seconds["both"] += elapsed_s
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUp:
+    """Parts of a warm-up: answers to show, tasks to try, and the learner that changes."""
+
+    pairs: Callable[[int, int], Sequence[Pair]]  # blocking; from a number on, so many, none held out
+    are_scored: bool  # pairs are tasks of the run, so the verifier says what their answers are worth
+    tasks: Sequence[Task]  # to try
+    tries: Evaluate  # as the generator answers them
+    imitate: Callable[[Sequence[Pair]], float]  # blocking; one update, returns the loss
+    begin_anew: Callable[[], None]  # blocking; the present weights become version 0
+    notes: dict[str, Any]  # of the checkpoint
+
+
 @dataclass(kw_only=True)
 class Worker:
     """Dependencies and state that the training and generation loops of one node share.
@@ -83,6 +97,7 @@ class Worker:
     ask: Ask | None = None  # in place of `produce` where the recipe chooses its questions
     greedy: Greedy | None = None  # where the recipe compares with a greedy answer
     encode: Encode | None = None  # where versions are published for others to follow
+    warm_up: WarmUp | None = None  # before step 1
     applier: Applier | None = None  # where another node's versions are followed
     on_progress: OnProgress = ignore_progress
     show: Show = lambda episodes: None

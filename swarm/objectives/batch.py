@@ -239,3 +239,47 @@ class Batch:
             **per_group,
         )
         return torch.tensor(rollouts, dtype=torch.int64, device=device), part
+
+
+def weighted_rows(
+    token_ids: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    prompts: Sequence[Sequence[int]],
+    behavior_logprobs: Tensor | None = None,
+) -> Batch:
+    """Returns a batch of rows that nobody generated or scored here, each a group of its own, at temperature 1.
+
+    Args:
+        token_ids: int64 [N, L], right-padded with 0.
+        mask: bool [N, L], True on trained tokens.
+        advantages: float32 [N, L], the weight of each token; 0 off the mask.
+        prompts: N sequences of token ids, before each row.
+        behavior_logprobs: float32 [N, L]; None: zeros, which no ratio may use.
+    """
+    count, size = mask.shape
+    device, lengths = mask.device, mask.sum(dim=1)
+    zeros = torch.zeros(count, dtype=torch.int64, device=device)
+    return Batch(
+        token_ids=token_ids,
+        mask=mask,
+        behavior_logprobs=torch.zeros_like(advantages) if behavior_logprobs is None else behavior_logprobs,
+        rewards=torch.zeros(count, device=device),
+        advantages=advantages,
+        turn_ids=torch.zeros_like(token_ids),
+        group_index=torch.arange(count, device=device),
+        age_steps=zeros,
+        is_external=zeros.bool(),
+        temperature=torch.ones(count, device=device),
+        length=lengths,
+        max_new_tokens=torch.full((count,), size, device=device),
+        is_truncated=zeros.bool(),
+        corrections=(Correction.EXACT,) * count,
+        texts=("",) * count,
+        prompts=tuple(torch.tensor(list(prompt), dtype=torch.int64, device=device) for prompt in prompts),
+        sources=("given",) * count,
+        task_keys=tuple(map(str, range(count))),
+        step_tokens=int(lengths.sum()),
+        step_rollouts=count,
+        step_groups=count,
+    )

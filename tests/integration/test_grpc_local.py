@@ -38,6 +38,7 @@ from swarm.types import (
     Task,
     TokenTrace,
     VersionSpan,
+    WarmUpReport,
 )
 from swarm.wire.rollout_groups import version_to_message
 from swarm.wire.v1 import local_service_pb2 as pb
@@ -151,6 +152,9 @@ class ScriptedAgent:
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         self.seen.append(list(evaluations))
+
+    async def report_warm_up(self, report: WarmUpReport) -> None:
+        self.seen.append(report)
 
     async def report_activity(self, activity: Activity) -> None:
         self.seen.append(activity)
@@ -274,7 +278,9 @@ async def test_figures_and_verdicts_round_trip(bench: Bench):
     await bench.client.publish(HEAD)
     await bench.client.report_step(report)
     await bench.client.report_evaluations([evaluation])
-    assert bench.agent.seen == [HEAD, report, [evaluation]]
+    warm_up = WarmUpReport(num_steps=8, num_groups=16, signal_before=0, signal_after=9, accuracy={"sums": 0.1})
+    await bench.client.report_warm_up(warm_up)
+    assert bench.agent.seen == [HEAD, report, [evaluation], warm_up]
     verdict = await bench.client.verify("sums", 3, answers("5", "6"))
     assert verdict.task.messages[0].content == "2 + 3?" and verdict.task.is_held_out
     assert verdict.rewards.tolist() == [1.0, 0.0] and (verdict.verifier, verdict.reference) == ("v/1", "5")

@@ -21,7 +21,7 @@ from node.training_watch import TrainingWatch
 from swarm.cli.main import app
 from swarm.config import NODE_FILE
 from swarm.errors import ConfigError
-from swarm.events import GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
+from swarm.events import GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished, WarmedUp
 from swarm.learn.checkpoint import checkpoint_steps
 from swarm.model.network import load_model
 from swarm.telemetry import read_events
@@ -183,6 +183,28 @@ def test_a_training_goes_on_from_any_working_directory(letters: Path, monkeypatc
     assert resolve(options_of(letters)).learner.num_steps == 3  # by another path it is the same training
 
 
+async def test_a_warm_up_is_made_once_before_step_1_and_is_no_part_of_the_gain(letters: Path) -> None:
+    lines: list[str] = []
+    await prepare(options_of(letters), lines.append)  # a directory without a step may still get one
+    quick = ("warm_up.num_steps=4", "evaluation.num_problems=4")
+    options = TrainOptions(directory=letters.parent / "run", warm_up="references", steps=1, overrides=quick)
+    await train(options, lines.append, is_patient=True)
+    events = read_events(options.directory / "events.jsonl")
+    kinds = [type(each) for each in events if isinstance(each, WarmedUp | PolicyEvaluated | VersionPublished)]
+    assert kinds[:3] == [WarmedUp, VersionPublished, PolicyEvaluated], "version 0 is what came out of it"
+    (warmed,) = [event for event in events if isinstance(event, WarmedUp)]
+    said = "\n".join(lines)
+    if warmed.report.num_steps:  # this model half knows the task
+        assert checkpoint_steps(options.directory / "checkpoints") == [0, 1]
+        assert f"right answers, loss {warmed.report.first_loss:.2f} -> {warmed.report.last_loss:.2f}; rewards" in said
+        assert f"held out without the warm-up: own {warmed.report.accuracy['own']:.2f}" in "\n".join(lines[-3:])
+    await train(replace(options, warm_up="", steps=2), lines.append, is_patient=True)
+    again = read_events(options.directory / "events.jsonl")
+    assert [event for event in again if isinstance(event, WarmedUp)] == [warmed]
+    with pytest.raises(ConfigError, match=r"says otherwise for warm_up\.answers"):
+        resolve(replace(options, warm_up=str(letters)))
+
+
 async def test_an_option_that_would_change_nothing_is_refused(letters: Path) -> None:
     await prepare(options_of(letters), lambda _: None)
     with pytest.raises(ConfigError, match=r"--model, --lr cannot change a training that has begun: leave that out"):
@@ -234,7 +256,9 @@ def test_a_slow_training_says_that_it_waits_before_it_ends(letters: Path) -> Non
         assert not watch.is_hopeless
         watch.see(put(0.0))
         assert (number >= 16) == bool(lines)
-    assert watch.is_hopeless and lines[0].startswith("step 0  waits: 16 groups since then, in none did rewards differ")
+    offer = f"You may show the model right answers first: swarm train {letters.parent / 'run'} --warm-up references"
+    assert lines[0].startswith(f"step 0     rewards differ in none of the first 16 groups. {offer}")
+    assert watch.is_hopeless and lines[1].startswith("step 0  waits: 16 groups since then, in none did rewards differ")
 
 
 def test_a_training_that_finds_nothing_to_learn_from_any_more_says_so_once_a_minute(letters: Path) -> None:
@@ -268,7 +292,7 @@ def test_what_was_stopped_is_not_called_done(letters: Path) -> None:
     assert watch.summary(was_stopped=True) == ["stopped at step 0; the same command goes on from there"]
     watch.see(VersionPublished(policy_id="a", step=2, digest="d"))  # of a checkpoint
     assert watch.summary(was_stopped=True)[0].startswith("stopped at step 2;")
-    assert watch.summary(was_stopped=False) == ["nothing to do: all 3 steps were made; --steps N makes more"]
+    assert watch.summary(was_stopped=False)[-1] == "nothing to do: all 3 steps were made; --steps N makes more"
     watch.see(StepMade(step=3, draw_step=3, digest="d", loss=0.0, grad_norm=0.0, num_tokens=1))
     assert watch.summary(was_stopped=True)[0].startswith("stopped at step 3;")
 
@@ -301,6 +325,8 @@ def test_what_was_stopped_is_not_called_done(letters: Path) -> None:
         (["-m", "tiny", "--data", "LETTERS", "--lr", "0"], "learning_rate: Input should be greater than 0"),
         (["-m", "no-such-model", "--data", "LETTERS"], "no such directory"),
         (["-m", "tiny", "--env", "char:sort", "--recipe", "grop"], "did you mean grpo"),
+        (["-m", "tiny", "--env", "char:sort", "--warm-up", "yes"], "references"),
+        (["-m", "tiny", "--env", "char:sort", "--warm-up", "none.jsonl"], "must be a readable .jsonl file"),
         (
             ["-m", "tiny", "--env", "char:sort", "--recipe", "GRPO", "--set", "learner.recipe_params.weight.lo=0.1"],
             "recipe grpo has no such constant",

@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 47_320,
+    "core": 47_720,
     "methods": 7_300,
     "extras": 5_400,
     "operation": 23_600,
-    "packages": 92_000,
+    "packages": 92_240,
     "benchmarks": 9_400,
-    "tests": 76_500,
+    "tests": 76_560,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.extras.tinker.tinker_wire import TrainingDatum
+from swarm.learn.supervised import GivenAdvantages
+from swarm.objectives.batch import Batch, weighted_rows
 from swarm.objectives.methods.gspo import SequenceTokenRatio
-from swarm.objectives.part import AdvantagePart, AggregatePart, Batch, NotNegative, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import AggregatePart, NotNegative, Scored, TokenLosses, WeightPart
 from swarm.objectives.part import unbounded as unbounded_losses
 from swarm.objectives.parts import Clip, DetachedClip, Likelihood, NoRatio, Surrogate, TokenRatio
 from swarm.objectives.recipe import Recipe
 from swarm.serving.openai_requests import RequestRefused
-from swarm.types import Correction
 
 MAX_PADDED: Final = 2**22  # elements of a part's tensors; a datum that is longer is alone
 GSPO_LOW, GSPO_HIGH = 1 - 3e-4, 1 + 4e-4  # of the paper, section 5.1
@@ -30,15 +31,6 @@ UNKNOWN: Final[Mapping[str, str]] = {
     "stable_reinforce": "its formula is not public; use importance_sampling, ppo, cispo, dro or gspo",
     "custom": "losses are not run here; leave custom_loss_server_side off, and the SDK computes them itself",
 }
-
-
-class SentAdvantages(AdvantagePart):
-    """Advantages as the client computed them."""
-
-    equation = "A as sent"
-
-    def __call__(self, batch: Batch) -> Tensor:
-        return batch.advantages
 
 
 class TokenSum(AggregatePart):
@@ -120,7 +112,7 @@ def recipe_of(loss: str, config: Mapping[str, float]) -> Recipe:
         title=loss,
         url="https://tinker-docs.thinkingmachines.ai/tinker/losses",
         verification="paper",
-        advantage=SentAdvantages(),
+        advantage=GivenAdvantages(),
         ratio=ratio,
         weight=weight,
         aggregate=TokenSum(),
@@ -176,29 +168,12 @@ def batch_of(loss: str, data: Sequence[TrainingDatum], part: Sequence[int], devi
         mask[row, :count], advantages[row, :count] = is_seen, torch.where(is_seen, advantage, 0.0)
         if "logprobs" in sent:
             behavior[row, :count] = torch.where(is_seen, sent["logprobs"], 0.0)
-    lengths, count = mask.sum(dim=1), len(part)
-    return Batch(
-        token_ids=ids.to(device),
-        mask=mask.to(device),
+    return weighted_rows(
+        ids.to(device),
+        mask.to(device),
+        advantages.to(device),
+        prompts=[[0]] * len(part),
         behavior_logprobs=behavior.to(device),
-        advantages=advantages.to(device),
-        rewards=torch.zeros(count, device=device),
-        turn_ids=torch.zeros(shape, dtype=torch.int64, device=device),
-        group_index=torch.arange(count, device=device),
-        age_steps=torch.zeros(count, dtype=torch.int64, device=device),
-        is_external=torch.zeros(count, dtype=torch.bool, device=device),
-        temperature=torch.ones(count, device=device),
-        length=lengths.to(device),
-        max_new_tokens=torch.full((count,), size, device=device),
-        is_truncated=torch.zeros(count, dtype=torch.bool, device=device),
-        corrections=(Correction.EXACT,) * count,
-        texts=("",) * count,
-        prompts=(torch.zeros(1, dtype=torch.int64, device=device),) * count,
-        sources=("tinker",) * count,
-        task_keys=tuple(map(str, range(count))),
-        step_tokens=int(lengths.sum()),
-        step_rollouts=count,
-        step_groups=count,
     )
 
 

@@ -202,6 +202,16 @@ class EvaluatedResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class WarmedUpRequest(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: bytes
+    def __init__(self, report: _Optional[bytes] = ...) -> None: ...
+
+class WarmedUpResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StepRequest(_message.Message):
     __slots__ = ("env", "task_id", "actions")
     ENV_FIELD_NUMBER: _ClassVar[int]

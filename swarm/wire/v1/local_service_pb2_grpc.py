@@ -90,6 +90,11 @@ class LocalServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.EvaluatedRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.EvaluatedResponse.FromString,
                 _registered_method=True)
+        self.WarmedUp = channel.unary_unary(
+                '/swarm.wire.v1.LocalService/WarmedUp',
+                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.WarmedUpRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.WarmedUpResponse.FromString,
+                _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/swarm.wire.v1.LocalService/Verify',
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyRequest.SerializeToString,
@@ -177,6 +182,12 @@ class LocalServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WarmedUp(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Verify(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -252,6 +263,11 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     servicer.Evaluated,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.EvaluatedRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.EvaluatedResponse.SerializeToString,
+            ),
+            'WarmedUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WarmedUp,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.WarmedUpRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.WarmedUpResponse.SerializeToString,
             ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
@@ -567,6 +583,33 @@ class LocalService(object):
             '/swarm.wire.v1.LocalService/Evaluated',
             swarm_dot_wire_dot_v1_dot_local__service__pb2.EvaluatedRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_local__service__pb2.EvaluatedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WarmedUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.v1.LocalService/WarmedUp',
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.WarmedUpRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.WarmedUpResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,74 @@
+"""Right answers for a supervised warm-up: the references of a run's environments, or a file.
+
+Invariant: no held-out question comes; the sequence follows from configuration and seed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from swarm.config import EnvironmentConfig, NodeConfig
+from swarm.environments.curriculum import TaskMixture
+from swarm.environments.jsonl import RecordEnvironment
+from swarm.errors import ConfigError
+from swarm.interfaces import Environment
+from swarm.types import Task
+
+REFERENCES: Final = "references"  # value of warm_up.answers
+
+
+class GivenAnswers:
+    """Endless numbered sequence of training questions of single answers, each with a right answer.
+
+    Example:
+        pairs = GivenAnswers(config, environments, held_out=(), fits=lambda text: len(text) < 100).pairs(0, 16)
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        environments: Mapping[str, Environment],
+        held_out: Iterable[Task],
+        fits: Callable[[str], bool],
+    ) -> None:
+        """Opens the source that `warm_up.answers` names (blocking).
+
+        Args:
+            config: configuration of the node.
+            environments: those of the run, by name.
+            held_out: tasks of evaluations, whose questions are left out also if a file has them.
+            fits: returns False for answers that a generator could not give, which are left out.
+
+        Raises:
+            ConfigError: the file cannot be read, or no environment has single answers.
+        """
+        if not config.environments:
+            raise ConfigError("warm_up.answers: there is no environment whose questions it could be about")
+        self.are_tasks = config.warm_up.answers == REFERENCES  # of the run, which the verifier can score
+        self._held_out, self._fits = {task.messages for task in held_out}, fits
+        weights = config.generator.env_weights
+        if self.are_tasks:
+            single = {name: each for name, each in environments.items() if each.max_turns == 1 and weights.get(name, 1)}
+            if not single:
+                raise ConfigError(
+                    'warm_up.answers = "references": every environment has several turns, of which no reference says '
+                    "what to do; leave it empty"
+                )
+            self._environments = single
+        else:
+            own = _of_file(config.warm_up.answers, config.environments[0])
+            self._environments = {own.name: own}
+        mix = {name: share for name, share in weights.items() if name in self._environments} if self.are_tasks else {}
+        self._tasks = TaskMixture(self._environments, mix, config.seed)
+
+    def pairs(self, first: int, count: int) -> list[tuple[Task, str]]:
+        """At most `count` tasks with their answers, from number `first` on. Raises as `TaskMixture.tasks`."""
+        tasks = [task for task in self._tasks.tasks(first, count) if task.messages not in self._held_out]
+        pairs = [(task, self._environments[task.env].reference(task.task_id)) for task in tasks]
+        return [(task, answer) for task, answer in pairs if answer and self._fits(answer)]
+
+
+def _of_file(path: str, asked: EnvironmentConfig) -> Environment:
+    """The questions of a file, asked as those of an environment are."""
+    fields = {key: asked.params[key] for key in ("question", "answer") if key in asked.params}
+    changes = {"kind": "jsonl", "dataset": path, "params": fields, "digest": "", "exchange": "own", "num_tasks": 10**6}
+    return RecordEnvironment(asked.model_copy(update=changes))
