@@ -298,15 +298,22 @@ async def test_verifiers_still_import_what_is_installed_and_read_their_records(
         assert verdict.rewards.tolist() == [1.0] and verdict.reference == "a"
 
 
-async def test_the_child_sees_no_environment_variables_of_ours(
-    obedient: SandboxVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_child_sees_no_environment_variables_of_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "x")
-    await obedient.close()  # the next child starts with it
-    verdict = await obedient.verify(
-        "run", 0, answers("import os; result = float('SECRET_TOKEN' in os.environ)", "result = 1")
-    )
+    look = "import os; result = float('SECRET_TOKEN' in os.environ)"
+    async with SandboxVerifier((obedient_config(folder),), SandboxConfig()) as verifier:
+        verdict = await verifier.verify("run", 0, answers(look, "result = 1"))
     assert verdict.rewards.tolist() == [0.0, 1.0]
+
+
+async def test_a_closed_verifier_starts_nothing_for_a_thread_that_still_plays() -> None:
+    async with SandboxVerifier((CHAR,), SandboxConfig()) as verifier:
+        assert await verifier.limits_in_force()
+    with pytest.raises(RolloutFailed, match="ended with the node"):
+        await verifier.step("rev", 0, ("a",))
+    with pytest.raises(RolloutFailed, match="ended with the node"):
+        await verifier.verify("rev", 0, answers("a"))
+    assert verifier.num_started == 1
 
 
 async def test_printing_does_not_reach_the_protocol(obedient: SandboxVerifier) -> None:

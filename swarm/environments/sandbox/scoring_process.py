@@ -104,11 +104,6 @@ class ScoringProcesses:
         async with self._turn:
             await self._stop()
 
-    @property
-    def is_running(self) -> bool:
-        """True if the forking process was started and not ended from here."""
-        return self._control is not None
-
     async def _fork(self, theirs: socket.socket) -> int:
         with theirs:
             async with self._turn:

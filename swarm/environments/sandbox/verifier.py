@@ -89,6 +89,7 @@ class SandboxVerifier:
         # the process that keeps an episode, by environment, task and actions
         self._holders = BoundedTable[tuple[str, int, Actions], ScoringProcess](MAX_EPISODES)
         self._spares = SpareProcesses(self._processes)  # in place of those that a first try costs
+        self._is_closed = False
         self.num_started = 0  # scoring processes
         self.num_replaced = 0  # of them in the place of one that was ended
         self.own_s = 0.0  # time spent on scoring own answers, one group at a time
@@ -169,7 +170,8 @@ class SandboxVerifier:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the processes; a later request starts new ones."""
+        """Ends the processes; a later request raises RolloutFailed, as from an engine's thread that still plays."""
+        self._is_closed = True
         pools = (self._own, self._external, self._slow, self._playing)
         idle = [process for pool in pools for process in pool]
         for pool in pools:
@@ -261,7 +263,7 @@ class SandboxVerifier:
         except BaseException:  # cancelled: the reply that is on its way would be taken for the next one's
             await self._processes.end(process)
             raise
-        if not self._processes.is_running:  # `close` was called
+        if self._is_closed:
             return result
         try:
             idle.append(await self._replacement(idle))
@@ -289,6 +291,8 @@ class SandboxVerifier:
         return process
 
     async def _start(self, pool: list[ScoringProcess]) -> ScoringProcess:
+        if self._is_closed:
+            raise RolloutFailed("scoring has ended with the node")
         process = await self._processes.start()
         self.num_started += 1
         if pool is self._slow:
