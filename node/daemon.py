@@ -54,6 +54,7 @@ from swarm.process import (
     load_or_create_identity,
     lock_directory,
     make_private,
+    release_words,
     run_until_signal,
     stand_back,
     thread_limits,
@@ -232,7 +233,8 @@ class Daemon(Service):
         self.coordinator = self._connect_coordinator(identity)
         if self._refresh is not None:
             self._refresh.on_change = self._on_manifest
-        self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
+        endpoints, release = tuple(self.agent.endpoints), await asyncio.to_thread(release_words)
+        self._emit(NodeStarted(node_id=identity.node_id, endpoints=endpoints, pid=os.getpid(), release=release))
         places = {"endpoints": self.agent.endpoints, "relay_port": self.transport.relay.port, "bootstrap": self.maddrs}
         logger.info("node started", extra={"node": short(identity.node_id), **places})
 

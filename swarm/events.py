@@ -56,6 +56,7 @@ class NodeStarted(Event):
     node_id: NodeId
     endpoints: tuple[str, ...] = ()  # host:port
     pid: int = 0
+    release: str = ""  # of the program: version and commit; empty: an older event
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
+from swarm import __version__
 from swarm.errors import ConfigError, StorageFull, SwarmError, missing_extra
 from swarm.identity import Identity
 from swarm.printable import printable
@@ -46,6 +47,23 @@ def defer_gc() -> None:
     again took a fifth of a worker's start (CPU seconds: 4.8 with it, 3.8 without).
     """
     gc.disable()
+
+
+def release_words() -> str:
+    """Version of the program, and the commit of the clone that it runs from, if it runs from one (blocking)."""
+    git = Path(__file__).parents[1] / ".git"
+    try:
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        place = head.removeprefix("ref: ")
+        known = [line.split(" ")[0] for line in _lines(git / "packed-refs") if line.endswith(f" {place}")]
+        commit = head if place == head else next(iter([*_lines(git / place), *known]))
+    except (OSError, StopIteration):  # installed, or a work tree of another clone
+        return __version__
+    return f"{__version__}, commit {commit[:12]}"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
 def freeze_gc() -> None:

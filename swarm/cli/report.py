@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,11 +24,16 @@ def report(
     out: Annotated[Path | None, Option(help="File to write; without, report.html in the first directory.")] = None,
     samples: Annotated[int, Option(min=0, max=100, help="Newest groups of each node to show.")] = 6,
     trust: Trust = False,
+    compare: Annotated[
+        list[Path] | None,
+        Option(help="Directory of the control, such as the node of the same name without sharing. Repeatable."),
+    ] = None,
 ) -> None:
-    """Write one HTML page about one or more nodes: curves, contributions, time, samples, invariants.
+    """Write one HTML page about one or more nodes: if they learned, curves, contributions, samples, invariants.
 
       swarm report swarm-train
       swarm report runs/X/swarm/ada runs/X/swarm/bell --out both.html
+      swarm report with-recipe --compare without
 
     The page needs no network and no other file.
     """
@@ -36,13 +41,19 @@ def report(
     from swarm.report.node_directory import NodeReports
 
     paths = dirs or [Path("swarm-node")]
+    if shared := {path.resolve() for path in paths} & {path.resolve() for path in compare or []}:
+        raise ConfigError(f"--compare {', '.join(map(str, shared))}: the same directory is reported; name another run")
     result = NodeReports(paths, trust).read(samples)
+    if compare:
+        result = replace(result, rival=NodeReports(compare, trust).read().swarm, rival_kind="control")
     out = out or paths[0] / "report.html"
     try:
         out.write_text(render_html(result), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror}; name another file") from None
     for node in result.swarm.nodes:
+        for line in node.learning.lines if node.trains else ():
+            _say(f"{node.name}: {line}")
         _say(f"{node.name}: {node.state}")
         for problem in node.problems:
             _say(f"  problem: {problem}")

@@ -1,4 +1,4 @@
-"""Line, bar and matrix charts as inline SVG, with colours from the page's style sheet.
+"""Line and bar charts as inline SVG, with colours from the page's style sheet.
 
 matplotlib's SVG (24 KB a chart instead of 33) is not used: its colours are fixed, so a page could not follow a dark
 theme; it shows no value for a point under the mouse; and the page would need the optional `report` extra.
@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 Points = Sequence[tuple[float, float]]
 
-MAX_POINTS = 300  # of a line; where there are more, a point is the mean of as many neighbours as are needed
+MAX_POINTS = 80  # of a line; where there are more, a point is the mean of as many neighbours as are needed
 WIDTH, HEIGHT = 520.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 34.0
 NUM_COLORS = 8
@@ -29,6 +29,7 @@ class Series:
     points: Points
     color: int
     is_dashed: bool = False
+    spans: Sequence[tuple[float, float, float]] = ()  # (x, lowest, highest), drawn as a band
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,7 @@ def line_chart(
         return _nothing()
     xs = [x for line in shown for x, _ in line.points] + [mark.x for mark in marks]
     ys = [y for line in shown for _, y in line.points] + ([level] if level is not None else [])
+    ys += [y for line in shown for _, *ends in line.spans for y in ends]
     x = _Scale(low=min(xs), high=max(xs), begin=LEFT, end=WIDTH - RIGHT)
     low, high = y_range or padded(min(ys), max(ys))
     y = _Scale(low=low, high=high, begin=HEIGHT - BOTTOM, end=TOP)
@@ -89,9 +91,12 @@ def line_chart(
 
 
 def bar_chart(
-    groups: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, x_label: str, names: Sequence[str] = ()
+    groups: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, x_label: str, names: Sequence[str], tone: str = "t"
 ) -> Markup:
-    """Draws a vertical stack for each (category, ((series, value), ...)); the order of `names` decides colours."""
+    """Draws a vertical stack for each (category, ((series, value), ...)); the order of `names` decides colours.
+
+    `tone`: "s" for series that are nodes, whose colours mean nothing else on a page; "t" for parts of anything else.
+    """
     totals = [sum(value for _, value in stack) for _, stack in groups]
     if not totals or max(totals) <= 0:
         return _nothing()
@@ -103,9 +108,9 @@ def bar_chart(
         for name, value in stack:
             if value <= 0:
                 continue
-            color = names.index(name) if name in names else 0
+            css = f"{tone}{names.index(name) % NUM_COLORS}"
             top, height = y(floor + value), y(floor) - y(floor + value)
-            parts.append(_box(left, top, slot * 0.7, height, color, f"{category} {x_label}, {name}: {_value(value)}"))
+            parts.append(_box(left, top, slot * 0.7, height, css, f"{category} {x_label}, {name}: {_value(value)}"))
             floor += value
         parts.append(_text(left + slot * 0.35, HEIGHT - BOTTOM + 14, category, "middle"))
     return _svg(parts, HEIGHT)
@@ -126,8 +131,8 @@ def stacked_rows(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, nam
         for name, value in parts:
             if value > 0:
                 tip = f"{label}, {name}: {_value(value)} {unit} ({value / longest:.0%} of the longest row)"
-                color = names.index(name) if name in names else 0
-                drawn.append(_box(x(begin), top, x(begin + value) - x(begin), slot - 8, color, tip))
+                css = f"t{names.index(name) % NUM_COLORS}"
+                drawn.append(_box(x(begin), top, x(begin + value) - x(begin), slot - 8, css, tip))
                 begin += value
     for tick in ticks(0.0, longest):
         drawn.append(_text(x(tick), height - BOTTOM + 14, _value(tick), "middle"))
@@ -135,35 +140,21 @@ def stacked_rows(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, nam
     return _svg(drawn, height, width)
 
 
-def matrix(rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], *, what: str) -> Markup:
-    """Draws a table of counts as shaded squares: `values[r][c]`, rows down, columns across."""
-    if not rows or not columns:
-        return _nothing()
-    indent = 120.0
-    size = min(64.0, (WIDTH - indent - RIGHT) / len(columns))
-    height = 26 + size * len(rows) + 8
-    top_value = max((value for row in values for value in row), default=0.0) or 1.0
+def interval_bar(low: float, value: float, high: float, css: str, tip: str) -> Markup:
+    """Draws a difference in [-1, 1] as a dot with its interval, around a line at zero."""
+    x = _Scale(low=-1.0, high=1.0, begin=4.0, end=156.0)
     parts = [
-        _text(indent + size * (index + 0.5), 16, _clip(name, size), "middle", "name")
-        for index, name in enumerate(columns)
+        element("line", class_="zero", x1=x(0), x2=x(0), y1=0, y2=18),
+        element("line", class_="span", x1=x(low), x2=x(high), y1=9, y2=9),
+        element("circle", class_="value", cx=x(value), cy=9, r=4),
     ]
-    for r, row in enumerate(rows):
-        top = 26 + size * r
-        parts.append(_text(indent - 8, top + size / 2 + 4, row, "end", "name"))
-        for c, column in enumerate(columns):
-            left, share, shown = indent + size * c, values[r][c] / top_value, _value(values[r][c])
-            cell = {"x": left + 1.5, "y": top + 1.5, "width": size - 3, "height": size - 3}
-            square = element("rect", class_="cell", **cell, rx=4, fill_opacity=0.06 + 0.94 * share)
-            css = "on" if share > 0.5 else "off"
-            count = _text(left + size / 2, top + size / 2 + 4, shown if size >= 26 else "", "middle", css)
-            parts.append(element("g", square, count, data_tip=f"{row} learned from {shown} {what} of {column}"))
-    return _svg(parts, height)
+    return element("svg", *parts, class_=f"interval {css}", viewBox="0 0 160 18", role="img", data_tip=tip)
 
 
 def padded(low: float, high: float) -> tuple[float, float]:
-    """Returns the range with a margin of 6 %; for a single value, a margin of half its size, or 0.5 for 0."""
-    margin = 0.06 * (high - low) or 0.5 * abs(high) or 0.5
-    return low - margin, high + margin
+    """Returns the range with a margin of 6 %; values that are never negative get an axis that begins just below 0."""
+    margin = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
+    return (max(low - margin, -0.04 * (high + margin)) if low >= 0 else low - margin), high + margin
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -203,13 +194,17 @@ def _line(line: Series, x: _Scale, y: _Scale, x_label: str) -> Markup:
         )
         for a, b in points
     ]
-    band = Markup("")
+    band, spans = Markup(""), line.spans
     if size > 1:
-        highest = [(a, max(b for _, b in part)) for (a, _), part in zip(points, parts, strict=True)]
-        lowest = [(a, min(b for _, b in part)) for (a, _), part in zip(points, parts, strict=True)]
-        around = f"{_path([*highest, *reversed(lowest)], x, y)}Z"
-        band = element("path", class_=f"band s{line.color % NUM_COLORS}", d=around)
+        spans = [(a, *_ends([b for _, b in part])) for (a, _), part in zip(points, parts, strict=True)]
+    if len(spans) > 1:
+        around = _path([*((a, high) for a, _, high in spans), *((a, low) for a, low, _ in reversed(spans))], x, y)
+        band = element("path", class_=f"band s{line.color % NUM_COLORS}", d=f"{around}Z")
     return band + element("path", class_=f"line {css}", d=_path(points, x, y)) + Markup("").join(dots)
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
 
 
 def _path(points: Points, x: _Scale, y: _Scale) -> str:
@@ -223,9 +218,9 @@ def _mark(mark: Mark, x: _Scale) -> Markup:
     return element("g", line, hit, data_tip=mark.text)
 
 
-def _box(left: float, top: float, width: float, height: float, color: int, tip: str) -> Markup:
-    css, sizes = f"bar s{color % NUM_COLORS}", {"width": max(width, 0.5), "height": max(height, 0.5)}
-    return element("rect", class_=css, x=left, y=top, **sizes, rx=2, data_tip=tip)
+def _box(left: float, top: float, width: float, height: float, css: str, tip: str) -> Markup:
+    sizes = {"width": max(width, 0.5), "height": max(height, 0.5)}
+    return element("rect", class_=f"bar {css}", x=left, y=top, **sizes, rx=2, data_tip=tip)
 
 
 def _text(x: float, y: float, text: str, anchor: str, css: str = "tick") -> Markup:
@@ -247,11 +242,6 @@ def element(name: str, *children: str, **attributes: str | float) -> Markup:
         for key, each in attributes.items()
     ]
     return Markup("<{0}{1}>{2}</{0}>").format(name, Markup("").join(shown), Markup("").join(children))
-
-
-def _clip(text: str, pixels: float) -> str:
-    fits = max(3, int(pixels / 7))
-    return text if len(text) <= fits else text[: fits - 1] + "."
 
 
 def number(value: float) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from swarm.pages.charts import bar_chart, matrix
+from swarm.pages.charts import bar_chart
 from swarm.pages.swarm_map import MapLink, MapNode, swarm_map
 from swarm.report.result import ContributionRow, NodeResult, SwarmResult
 from swarm.types import NodeId, short
@@ -19,6 +19,7 @@ MAX_ROWS: Final = 24  # producers of a table
 MAX_OUTSIDERS: Final = 8  # producers outside the report with a column of their own
 MAX_REASONS: Final = 7  # with a colour of their own
 NUM_BARS: Final = 24
+FEWEST_OF_MAP: Final = 4  # nodes; a table says as much of fewer
 OTHERS: Final = "others"
 
 
@@ -83,25 +84,36 @@ def _sum(rows: Sequence[ContributionRow]) -> ContributionRow:
     )
 
 
-def sources_chart(swarm: SwarmResult) -> Markup:
-    """Matrix of the groups that each learner learned from, by producer."""
+@dataclass(frozen=True, kw_only=True)
+class SourcesView:
+    """Table of the groups that each learner learned from."""
+
+    producers: tuple[str, ...]  # columns
+    rows: tuple[tuple[str, tuple[int, ...]], ...]  # (learner, groups by producer)
+
+
+def sources_view(swarm: SwarmResult) -> SourcesView:
+    """Groups that each node learned from, by producer; of producers outside of the report those with most."""
     names = names_of(swarm)
     totals = Counter[NodeId]()
     for node in swarm.nodes:
         totals.update({source: count for source, count in node.sources.items() if source not in names})
     outsiders = [source for source, _ in totals.most_common(MAX_OUTSIDERS)]
-    columns = [*names.values(), *(short(source) for source in outsiders)]
-    values = [[float(node.sources.get(source, 0)) for source in (*names, *outsiders)] for node in swarm.nodes]
-    if len(totals) > len(outsiders):
-        columns.append(OTHERS)
-        for row, node in zip(values, swarm.nodes, strict=True):
-            row.append(float(sum(node.sources.values()) - sum(row)))
-    return matrix([node.name for node in swarm.nodes], columns, values, what="groups")
+    rows = {node.name: [node.sources.get(source, 0) for source in (*names, *outsiders)] for node in swarm.nodes}
+    rest = [OTHERS] if len(totals) > len(outsiders) else []
+    for node in swarm.nodes if rest else ():
+        rows[node.name].append(sum(node.sources.values()) - sum(rows[node.name]))
+    return SourcesView(
+        producers=(*names.values(), *map(short, outsiders), *rest),
+        rows=tuple((name, tuple(counts)) for name, counts in rows.items()),
+    )
 
 
 def sources_map(swarm: SwarmResult) -> Markup:
-    """Map with an arrow from each producer to each other node that learned from its groups; empty if none did."""
+    """Map with an arrow from each producer to each other node that learned from it; empty for few nodes, or no link."""
     names = names_of(swarm)
+    if len(swarm.nodes) < FEWEST_OF_MAP:
+        return Markup("")
     links = [
         MapLink(
             source=source,

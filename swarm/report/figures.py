@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
+from swarm.config import GuardLimits
 from swarm.report.result import NodeResult, RunResult, SwarmResult, TurnsRow
 from swarm.telemetry.recorder import overlap_share
+from swarm.trained.learning_evidence import HeldOutChange, learning_difference
 from swarm.types import SPLITS
 
 Points = list[tuple[float, float]]
@@ -48,6 +50,45 @@ class NodeRow:
     tokens_per_s: float
     cut_off_share: float | None  # of its own responses, by the limit of tokens
     overlap_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedRow:
+    """Held-out change of one node on one environment, or against the run that it is compared with."""
+
+    node: str
+    color: int
+    change: HeldOutChange
+    is_own: bool  # the environment is in its curriculum
+    remark: str = ""  # of which run
+    is_difference: bool = False  # to the rival, and not to its own beginning
+
+
+def learned_rows(result: RunResult) -> list[LearnedRow]:
+    """Rows on whether each node that trains learned, environment by environment, those of a rival after the run's."""
+    return [
+        LearnedRow(node=node.name, color=color, change=change, is_own=change.env in node.curriculum, remark=remark)
+        for swarm, remark in ((result.swarm, ""), *([(result.rival, result.rival_kind)] if result.rival else []))
+        for color, node in enumerate(swarm.nodes)
+        if node.trains
+        for change in node.learning.changes
+    ]
+
+
+def rows_against_rival(result: RunResult) -> list[LearnedRow]:
+    """Success of each node minus that of its rival on the same problems, at the newest step that both reached."""
+    rivals = {node.name: node for node in result.rival.trainers} if result.rival else {}
+    alone = next(iter(rivals.values())) if len(rivals) == 1 else None
+    rows: list[LearnedRow] = []
+    for color, node in enumerate(result.swarm.nodes):
+        if (other := rivals.get(node.name, alone)) is not None and node.trains:
+            rows += [
+                LearnedRow(
+                    node=node.name, color=color, change=each, is_own=each.env in node.curriculum, is_difference=True
+                )
+                for each in learning_difference(other.evaluations, node.evaluations).changes
+            ]
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +131,9 @@ def _follow_row(node: NodeResult, made: dict[int, float]) -> FollowRow:
 
 
 def turns_rows(swarm: SwarmResult) -> list[tuple[str, TurnsRow]]:
-    """(learner, row) for each number of turns; empty if no episode has several turns and no group was too old."""
+    """(learner, row) for each number of turns; empty if no episode has several turns."""
     rows = [(node.name, row) for node in swarm.trainers for row in node.by_turns]
-    return rows if any(row.num_turns > 1 or row.num_too_old for _, row in rows) else []
+    return rows if any(row.num_turns > 1 for _, row in rows) else []
 
 
 def accuracy_curve(node: NodeResult, environments: Collection[str], split: str) -> Points:
@@ -216,12 +257,14 @@ def step_at(node: NodeResult, at_s: float) -> int:
     return max((row.step for row in node.steps if row.at_s <= at_s), default=0)
 
 
-def smooth(points: Points, window: int = 5) -> Points:
-    """Centred moving average over an odd number of points (`window`), over fewer at the ends."""
-    half = window // 2
-    return [
-        (x, fmean(y for _, y in points[max(0, index - half) : index + half + 1])) for index, (x, _) in enumerate(points)
-    ]
+def happenings(node: NodeResult) -> list[tuple[int, str]]:
+    """(step, words) of events that explain a curve, by step: restarts, set-asides, skipped steps, KL spikes."""
+    found = [(step_at(node, at_s), kind.replace("_", " ")) for at_s, kind in node.marks if node.steps]
+    found += [(row.step, "step skipped") for row in node.steps if row.was_skipped]
+    spikes = [row for row in node.steps if (row.mismatch_kl or 0.0) > GuardLimits().tight_kl]
+    found += [(row.step, f"KL {row.mismatch_kl:.2g} nats a token, ESS {row.ess_share or 0:.2g}") for row in spikes]
+    found += [(step, f"{count} groups set aside") for step, count in node.aside_at]
+    return sorted(found)
 
 
 def largest_gap_s(node: NodeResult) -> float | None:

@@ -18,31 +18,35 @@ from markupsafe import Markup
 from swarm.events import finite
 from swarm.pages import charts as svg
 from swarm.pages.browser import templates
-from swarm.report.contributions import contribution_views, names_of, refusal_views, sources_chart, sources_map
+from swarm.report.contributions import contribution_views, names_of, refusal_views, sources_map, sources_view
 from swarm.report.episode_views import environment_views
 from swarm.report.figures import (
+    LearnedRow,
     Points,
-    accuracy_curve,
     advantage_over_rival,
-    environments_of,
     follow_rows,
+    happenings,
     largest_gap_s,
+    learned_rows,
     mean_change,
     node_rows,
+    rows_against_rival,
     shared_step,
-    smooth,
-    step_at,
     step_curve,
     turns_rows,
 )
 from swarm.report.live import figure
 from swarm.report.result import RIVALS, MadeRow, NodeResult, RunResult, SwarmResult
 from swarm.report.terminal import arrow
+from swarm.trained.learning_evidence import Z_95, Learned, wilson_interval
 from swarm.types import SPLITS, JsonDict, short
 
 MAX_MARKS = 50  # of a node, in a chart
 MAX_SHOWN = 3000  # characters of a text
 MAX_SAMPLES = 8  # answers of a group
+MAX_ROWS = 64  # of the table that shows who learned
+MAX_BANDS = 3  # nodes whose intervals a chart of success shows
+SHARE = (-0.03, 1.05)  # axis of a share, with its ends in sight
 LEARN_PHASES = ("draw_wait", "score", "backward", "optimizer", "publish", "evaluate")
 _PHASE_TITLES = {
     "draw_wait": "waiting for groups",
@@ -55,14 +59,14 @@ _PHASE_TITLES = {
     "generate": "generating",
 }
 _STEP_CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
-    ("ess_share", "Effective sample size", "share, by token", (0.0, 1.05)),
+    ("ess_share", "Effective sample size", "share, by token", SHARE),
     ("mismatch_kl", "Distance of policy and generators", "KL (k3), nats per token", None),
     ("age_mean_steps", "Mean age of what was learned from", "steps", None),
     ("entropy_nats", "Entropy", "nats per token", None),
     ("grad_norm", "Gradient norm before clipping", "", None),
     ("learning_rate", "Learning rate", "", None),
     ("response_tokens", "Response length", "mean tokens, of what was learned from", None),
-    ("cut_off_share", "Responses cut off by the token limit", "share, of what was learned from", (0.0, 1.05)),
+    ("cut_off_share", "Responses cut off by the token limit", "share, of what was learned from", SHARE),
 )
 
 
@@ -131,38 +135,39 @@ def render_html(result: RunResult, root: str = "", pages: Sequence[tuple[str, st
             swarm=swarm,
             cards=_cards(result),
             rows=node_rows(swarm),
+            learned=[(row, _interval(row)) for row in learned_rows(result)[:MAX_ROWS]],
+            ahead=[(row, _interval(row)) for row in rows_against_rival(result)[:MAX_ROWS]],
             rival_rows=node_rows(result.rival) if result.rival else [],
             follow_rows=follow_rows(swarm),
             by_turns=turns_rows(swarm),
             rival_words=RIVALS[result.rival_kind],
-            accuracy=[
-                (title, split.replace("_", " "), accuracy_chart(result, split, own))
-                for own, title in ((False, "Tasks not in its curriculum"), (True, "Tasks in its curriculum"))
-                for split in ("all", "held_out")
-                if own or any(environments_of(swarm, node, own) for node in swarm.nodes)
+            by_environment=[
+                (env, ", ".join(node.name for node in swarm.nodes if env in node.curriculum), chart)
+                for env in swarm.environments
+                if (chart := _environment_chart(result, env)) is not None
             ],
-            by_environment=[(env, _environment_chart(result, env)) for env in swarm.environments],
-            reward=_reward_chart(swarm),
+            happened=[(node.name, happenings(node)[-MAX_MARKS:]) for node in swarm.nodes if happenings(node)],
+            reward=_by_node(swarm, partial(step_curve, figure="reward"), marks=_marks(swarm)),
             step_charts=_step_charts(swarm),
             made_reward=_made_chart(swarm, lambda row: row.reward),
             made_tokens=_made_chart(swarm, lambda row: row.num_tokens / 60),
-            sources=sources_chart(swarm),
+            sources=sources_view(swarm),
             contributions=[
                 (node, contribution_views(node, names_of(swarm))) for node in swarm.nodes if node.contributions
             ],
             refusal_views=refusal_views(swarm),
-            ages=_ages_chart({node.name: node.ages for node in swarm.nodes}, "steps old when used"),
+            ages=_ages_chart({node.name: node.ages for node in swarm.nodes}, "steps old when used", "s"),
             age_parts=_ages_chart(
                 {
                     "in flight": _total(node.ages_in_flight for node in swarm.nodes),
                     "in queue": _total(node.ages_in_queue for node in swarm.nodes),
                 },
                 "steps",
+                "t",
             ),
             refusals=_refusals(swarm),
             time=_time_chart(swarm),
             gaps={node.name: largest_gap_s(node) for node in swarm.nodes},
-            problems=_problems(swarm),
             episodes=environment_views(result),
             legend=[(index, node) for index, node in enumerate(swarm.nodes)],
             time_names=[_PHASE_TITLES[name] for name in _time_names(swarm)],
@@ -173,36 +178,48 @@ def render_html(result: RunResult, root: str = "", pages: Sequence[tuple[str, st
 # --- charts -----------------------------------------------------------------------------------------
 
 
-def accuracy_chart(result: RunResult, split: str, own: bool) -> Markup:
-    """Chart of each node's mean accuracy on the tasks in its curriculum (`own`) or not in it.
+def _interval(row: LearnedRow) -> Markup:
+    """Gain of a row with its interval; green if it learned, red if it got worse."""
+    change = row.change
+    if not change.is_change and not row.is_difference:
+        return Markup("")
+    low, high = change.interval
+    css = "good" if change.verdict is Learned.YES or (row.is_difference and low > 0) else "bad" if high < 0 else ""
+    return svg.interval_bar(low, change.after - change.before, high, css, f"{row.node}, {change.env}: {change.gain}")
 
-    The lines of a rival are dashed.
+
+def _environment_chart(result: RunResult, env: str) -> Markup | None:
+    """Chart of held-out success on one environment, dashed for a rival, with the interval of each share for few nodes.
+
+    None if it was never evaluated.
     """
     series: list[svg.Series] = []
     levels: list[float] = []
     for name, swarm in _swarms(result):
         for index, node in enumerate(swarm.nodes):
+            rows = [row for row in node.evaluations if row.env == env and row.split == "held_out"]
             label = node.name if name == "swarm" else f"{node.name} ({result.rival_kind})"
-            points = accuracy_curve(node, environments_of(swarm, node, own), split)
-            series.append(svg.Series(name=label, points=points, color=index, is_dashed=name == "rival"))
-        found = mean_change(swarm, split, own)
-        levels += [found.majority_baseline] if found is not None and name == "swarm" else []
+            spans = [(row.step, *wilson_interval(row.accuracy, row.num_problems, Z_95)) for row in rows]
+            series.append(
+                svg.Series(
+                    name=f"{label}{'' if env in node.curriculum else ', which does not train on it'}",
+                    points=[(row.step, row.accuracy) for row in rows],
+                    color=index,
+                    is_dashed=name == "rival",
+                    spans=spans if len(swarm.nodes) <= MAX_BANDS and name == "swarm" else (),
+                )
+            )
+            levels += [row.majority_baseline for row in rows[-1:]]
+    if not levels:
+        return None
     return svg.line_chart(
-        series, x_label="steps", y_range=(0.0, 1.0), level=levels[0] if levels else None, level_name="commonest answer"
+        series,
+        x_label="steps",
+        y_range=SHARE,
+        level=levels[0],
+        level_name="commonest answer",
+        marks=_marks(result.swarm),
     )
-
-
-def _environment_chart(result: RunResult, env: str) -> Markup:
-    series = [
-        svg.Series(
-            name=f"{node.name}{'' if env in node.curriculum else ', not in its curriculum'}",
-            points=accuracy_curve(node, (env,), "held_out"),
-            color=index,
-            is_dashed=env not in node.curriculum,
-        )
-        for index, node in enumerate(result.swarm.nodes)
-    ]
-    return svg.line_chart(series, x_label="steps", y_range=(0.0, 1.0))
 
 
 def _by_node(
@@ -217,14 +234,18 @@ def _by_node(
     return svg.line_chart(series, x_label=x_label, y_range=y_range, marks=marks)
 
 
-def _reward_chart(swarm: SwarmResult) -> Markup:
-    marks = [
-        svg.Mark(x=step_at(node, at_s), text=f"{node.name}: {kind.replace('_', ' ')}", color=index)
-        for index, node in enumerate(swarm.nodes)
-        for at_s, kind in node.marks[-MAX_MARKS:]
-        if node.steps
-    ]
-    return _by_node(swarm, lambda node: smooth(step_curve(node, "reward")), marks=marks)
+def _marks(swarm: SwarmResult) -> list[svg.Mark]:
+    """A line at each step at which something happened to a node."""
+    found: list[svg.Mark] = []
+    for index, node in enumerate(swarm.nodes):
+        at = dict[int, list[str]]()
+        for step, words in happenings(node)[-MAX_MARKS:]:
+            at.setdefault(step, []).append(words)
+        found += [
+            svg.Mark(x=step, text=f"{node.name}, step {step}: {'; '.join(words)}", color=index)
+            for step, words in at.items()
+        ]
+    return found
 
 
 def _made_chart(swarm: SwarmResult, figure_of: Callable[[MadeRow], float]) -> Markup:
@@ -235,21 +256,23 @@ def _made_chart(swarm: SwarmResult, figure_of: Callable[[MadeRow], float]) -> Ma
 
 
 def _step_charts(swarm: SwarmResult) -> list[tuple[str, str, Markup]]:
-    """(title, remark, chart) of every figure of the steps that any node has."""
-    return [
-        (title, remark, _by_node(swarm, partial(step_curve, figure=name), y_range=y_range))
-        for name, title, remark, y_range in _STEP_CHARTS
-        if any(getattr(row, name) is not None for node in swarm.nodes for row in node.steps)
-    ]
+    """(title, remark, chart) of every figure of the steps that any node has and that ever changes, or is measured."""
+    charts: list[tuple[str, str, Markup]] = []
+    for name, title, remark, y_range in _STEP_CHARTS:
+        values = {getattr(row, name) for node in swarm.nodes for row in node.steps} - {None}
+        if values and (name != "learning_rate" or len(values) > 1):
+            chart = _by_node(swarm, partial(step_curve, figure=name), y_range=y_range, marks=_marks(swarm))
+            charts.append((title, remark, chart))
+    return charts
 
 
-def _ages_chart(histograms: Mapping[str, Mapping[int, int]], x_label: str) -> Markup:
+def _ages_chart(histograms: Mapping[str, Mapping[int, int]], x_label: str, tone: str) -> Markup:
     """Chart of groups by age, as stacked bars with a part for each histogram."""
     oldest = max((age for ages in histograms.values() for age in ages), default=0)
     groups = [
         (str(age), [(name, float(ages.get(age, 0))) for name, ages in histograms.items()]) for age in range(oldest + 1)
     ]
-    return svg.bar_chart(groups, x_label=x_label, names=list(histograms))
+    return svg.bar_chart(groups, x_label=x_label, names=list(histograms), tone=tone)
 
 
 def _total(histograms: Iterable[Mapping[int, int]]) -> Mapping[int, int]:
@@ -300,12 +323,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ... {len(text) - MAX_SHOWN:,} more characters"
 
 
-def _problems(swarm: SwarmResult) -> list[tuple[str, str, int, float]]:
-    """(environment, split, n, majority baseline) of everything that was evaluated."""
-    rows = {(row.env, row.split.replace("_", " ")): row for node in swarm.nodes for row in node.evaluations}
-    return [(*key, row.num_problems, row.majority_baseline) for key, row in sorted(rows.items())]
-
-
 def _refusals(swarm: SwarmResult) -> list[tuple[str, list[int], int]]:
     reasons = sorted({reason for node in swarm.nodes for reason in node.refusals})
     counted = [(reason, [node.refusals.get(reason, 0) for node in swarm.nodes]) for reason in reasons]
@@ -315,14 +332,6 @@ def _refusals(swarm: SwarmResult) -> list[tuple[str, list[int], int]]:
 def _cards(result: RunResult) -> list[tuple[str, str, str]]:
     """(value, title, remark) of the figures that matter most."""
     swarm, cards = result.swarm, list[tuple[str, str, str]]()
-    for own, words in ((False, "tasks not in its curriculum"), (True, "tasks in its curriculum")):
-        every, held_out = (mean_change(swarm, split, own) for split in ("all", "held_out"))
-        if every is not None:
-            remark = f"held out {arrow(held_out)}" if held_out is not None else "mean over nodes"
-            cards.append((arrow(every), words, remark))
-        ahead = advantage_over_rival(result, "all", own)
-        if ahead is not None:
-            cards.append((f"{ahead:+.2f}", f"over {result.rival_kind}, {words}", f"at step {shared_step(result)}"))
     received = sum(node.bytes_received for node in swarm.nodes)
     useful = sum(node.bytes_useful for node in swarm.nodes)
     groups = sum(node.num_external + node.num_from_followers for node in swarm.nodes)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from node.status import node_name, problems, read_status
 from swarm.config import NODE_FILE, NodeConfig, load_config
+from swarm.diagnosis.read_snapshot import flat
 from swarm.errors import ConfigError, SwarmError
 from swarm.events import EarlierRefusals
 from swarm.identity import Identity
@@ -26,6 +27,18 @@ from swarm.trained.samples import STORE, SampledGroup, SampleReader
 from swarm.types import JsonDict, NodeId, Role, short
 
 EVENTS: Final = "events.jsonl"
+MAX_CHANGES: Final = 40
+NOT_OF_THE_TRAINING: Final = {
+    "dir",
+    "name",
+    "run_id",
+    "environments",
+    "directory",
+    "coordinator",
+    "exchange",
+    "entry",
+    "serve",
+}
 MAX_IDLE_S: Final = 300.0  # as `swarm status` has it
 
 
@@ -238,6 +251,7 @@ def _settings(directory: NodeDirectory) -> dict[str, str]:
         return {}
     return {
         "model": config.model.source,
+        "seed": str(config.seed),
         "recipe": config.learner.recipe,
         "learning rate": f"{config.learner.learning_rate:g}",
         "steps": str(config.learner.num_steps or "until it is stopped"),
@@ -245,5 +259,15 @@ def _settings(directory: NodeDirectory) -> dict[str, str]:
         "max_age_steps": str(config.replay.max_age_steps),
         "max_new_tokens": str(config.generator.max_new_tokens),
         "environments": ", ".join(each.name for each in config.environments),
+        "other than the defaults": _changes(config),
         "directory": str(directory.path),
     }
+
+
+def _changes(config: NodeConfig) -> str:
+    """Keys of the configuration whose values are not the defaults, with these values, as in `--set`."""
+    now, usual = (flat(each.model_dump(mode="json", exclude=NOT_OF_THE_TRAINING)) for each in (config, NodeConfig()))
+    changed = [f"{key}={one_line(str(value))[:80]}" for key, value in now.items() if value != usual.get(key)]
+    return ", ".join(changed[:MAX_CHANGES]) + (
+        f", {len(changed) - MAX_CHANGES} more" if len(changed) > MAX_CHANGES else ""
+    )

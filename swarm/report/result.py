@@ -5,15 +5,18 @@ node wrote (`swarm.report.tally` and `swarm.report.node_directory` read them).
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from swarm.events import PolicyEvaluated, VersionApplied
 from swarm.report.invariants import InvariantVerdict
 from swarm.telemetry.shown_episodes import ShownEpisode
+from swarm.trained.learning_evidence import LearningEvidence, learning_evidence
 from swarm.trained.samples import SampledGroup
 from swarm.types import NodeId
 
 RIVALS = {
+    "control": "the directories of --compare",
     "silo": "the same nodes without sharing",
     "colocated": "one node that generates for itself",
 }  # what a run can be compared with
@@ -121,6 +124,9 @@ class NodeResult:
     num_not_taken: int = 0  # versions that the engine refused
     stepped_at_s: dict[int, float] = field(default_factory=dict[int, float])  # step -> wall clock at its end
     marks: tuple[tuple[float, str], ...] = ()  # (wall clock, killed or restarted ...)
+    aside_at: tuple[tuple[int, int], ...] = ()  # (step, groups that were drawn and not learned from)
+    release: str = ""  # of the program, as it was started last
+    first_weights: str = ""  # digest of its first version
     learned_from: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # env -> own, others'
     episodes: tuple[ShownEpisode, ...] = ()  # of its first and newest evaluation
     by_turns: tuple[TurnsRow, ...] = ()
@@ -139,6 +145,11 @@ class NodeResult:
     problems: tuple[str, ...] = ()  # why it makes no progress
     samples: tuple[SampledGroup, ...] = ()  # its newest groups
     samples_remark: str = ""  # why there are none
+
+    @cached_property
+    def learning(self) -> LearningEvidence:
+        """Evidence of learning from all its evaluations."""
+        return learning_evidence(self.evaluations)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,11 @@ from swarm.events import (
     NodeRestored,
     NodeStarted,
     NodeStopped,
+    OthersSetAside,
     PolicyEvaluated,
     StepMade,
     VersionApplied,
+    VersionPublished,
     WorkerDied,
     groups_learned_from,
     kind_of,
@@ -37,7 +39,7 @@ from swarm.report.result import ContributionRow, MadeRow, NodeResult, StepRow, T
 from swarm.telemetry.shown_episodes import ShownEpisode
 from swarm.types import FinishReason, JsonDict, NodeId
 
-MARKS = (NodeKilled, NodeStopped, NodeRestarted, NodeRestored, WorkerDied)
+MARKS = (NodeKilled, NodeStopped, NodeRestarted, NodeRestored, WorkerDied, OthersSetAside)
 _Stored = tuple[str, int, NodeId, str]  # environment, turns, producer, lineage
 
 
@@ -79,6 +81,7 @@ class NodeTally:
         self._versions: list[VersionApplied] = []
         self._num_not_taken = self._num_failures = 0
         self._marks: list[tuple[float, str]] = []
+        self._release = self._first_weights = ""
 
     def add(self, event: Event) -> None:
         """Counts one event; ignores an event whose time, reward or accuracy is not finite."""
@@ -111,12 +114,14 @@ class NodeTally:
                 self._add_step(event)
             case PolicyEvaluated():
                 self._evaluations[event.step, event.env, event.split] = event
+            case VersionPublished():
+                self._first_weights = self._first_weights or event.digest
             case VersionApplied():
                 self._versions.append(event)
             case ApplyFailed():
                 self._num_not_taken += 1
             case NodeStarted():
-                self.node_id = event.node_id
+                self.node_id, self._release = event.node_id, event.release
                 self.num_starts += 1
                 if self._first_group_at_s:
                     self._down_s += max(0.0, event.at_s - self.ended_at_s)
@@ -125,7 +130,8 @@ class NodeTally:
             case _:
                 pass  # no figure follows from it
         if isinstance(event, MARKS):
-            self._marks.append((event.at_s, kind_of(event)))
+            is_over = isinstance(event, OthersSetAside) and event.is_over
+            self._marks.append((event.at_s, "others used again" if is_over else kind_of(event)))
         self.ended_at_s = max(self.ended_at_s, event.at_s)
 
     def result(
@@ -189,6 +195,9 @@ class NodeTally:
             by_turns=self._by_turns(own_id, consumed),
             exchange=dict(status.get("environments", {})),
             marks=tuple(self._marks),
+            aside_at=self._aside_at(),
+            release=self._release,
+            first_weights=self._first_weights,
             contributions=self._contributions(consumed),
             refused_at={reason: dict(minutes) for reason, minutes in self._refused_at.items()},
             made=tuple(
@@ -249,6 +258,15 @@ class NodeTally:
         draw = self._draws.get(step.draw_step)
         if draw is not None:
             self._consumed[step.draw_step] = tuple(groups_learned_from(draw, step))
+
+    def _aside_at(self) -> tuple[tuple[int, int], ...]:
+        """(step, groups that were drawn for it and not learned from) of each step that left groups out."""
+        counts = [
+            (self._steps[draw].step, len(event.groups) - len(tuple(self._consumed[draw])))
+            for draw, event in self._draws.items()
+            if draw in self._steps
+        ]
+        return tuple((step, count) for step, count in counts if count)
 
     def _learned_from(self, consumed: Sequence[GroupUse]) -> dict[str, tuple[int, int]]:
         """Environment -> groups learned from, of the own policy and of others; without groups that no event stored."""

@@ -9,7 +9,7 @@ independent shares (1998, method 10). Over several environments all intervals ho
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +24,7 @@ ALL: Final = ""  # name of the change over all environments
 FEWEST: Final = 8  # problems, of fewer nothing is concluded
 KNOWN: Final = 0.95  # success before, from which on nothing is left to learn
 MAX_KINDS: Final = 4096  # environments and sets of problems in one log
-_OUTSIDE: Final = 0.05  # of the distribution, on both sides together
+Z_95: Final = NormalDist().inv_cdf(0.975)  # standard deviations to each side of a single interval
 Interval = tuple[float, float]
 
 
@@ -49,7 +49,7 @@ class HeldOutChange:
     before: float
     after: float
     num_problems: int
-    interval: Interval  # of after - before; (-1, 1) where it was evaluated once
+    interval: Interval  # of after - before
     is_paired: bool  # the same problems before and after, one by one
     baseline: float  # success of always giving the commonest right answer
 
@@ -171,12 +171,7 @@ class EvidenceTally:
             before, _ = pairs.get(env, (first, newest))
             is_comparable = not problems or not before.problems or before.problems == problems
             pairs[env] = (before if is_comparable and before.step < first.step else first, newest)
-        if not pairs:
-            return LearningEvidence()
-        z = NormalDist().inv_cdf(1 - _OUTSIDE / 2 / (len(pairs) + (len(pairs) > 1)))
-        changes = tuple(_change(env, [pair], z) for env, pair in sorted(pairs.items()))
-        whole = changes[0] if len(pairs) == 1 else _change(ALL, list(pairs.values()), z)
-        return LearningEvidence(changes=changes, whole=whole)
+        return _evidence(pairs)
 
 
 def learning_evidence(evaluations: Iterable[PolicyEvaluated], up_to_step: float = math.inf) -> LearningEvidence:
@@ -185,6 +180,30 @@ def learning_evidence(evaluations: Iterable[PolicyEvaluated], up_to_step: float 
     for each in evaluations:
         tally.add(each)
     return tally.evidence
+
+
+def learning_difference(one: Iterable[PolicyEvaluated], other: Iterable[PolicyEvaluated]) -> LearningEvidence:
+    """Success of `other` minus that of `one` on each environment, at the newest step at which both were evaluated.
+
+    `before` is that of `one`, `after` that of `other`; the verdict and its words are of no use here.
+    """
+    at_step = [
+        {(each.env, each.step): each for each in evaluations if each.split == "held_out" and _is_sound(each)}
+        for evaluations in (one, other)
+    ]
+    shared = dict(sorted(at_step[0].keys() & at_step[1].keys()))  # of each environment the newest step
+    return _evidence({env: (at_step[0][env, step], at_step[1][env, step]) for env, step in shared.items()})
+
+
+def _evidence(pairs: Mapping[str, tuple[PolicyEvaluated, PolicyEvaluated]]) -> LearningEvidence:
+    """Changes from the first to the second evaluation of each environment, with intervals that hold at once."""
+    if not pairs:
+        return LearningEvidence()
+    z = NormalDist().inv_cdf(1 - 0.025 / (len(pairs) + (len(pairs) > 1)))
+    changes = tuple(_change(env, [pair], z) for env, pair in sorted(pairs.items()))
+    return LearningEvidence(
+        changes=changes, whole=changes[0] if len(pairs) == 1 else _change(ALL, list(pairs.values()), z)
+    )
 
 
 def read_learning(directory: Path) -> LearningEvidence:
@@ -227,7 +246,7 @@ def _change(env: str, pairs: Sequence[tuple[PolicyEvaluated, PolicyEvaluated]], 
         before=before,
         after=after,
         num_problems=num_problems,
-        interval=interval if newest_step > first_step else (-1.0, 1.0),
+        interval=interval,
         is_paired=is_paired,
         baseline=math.fsum(newest.majority_baseline * newest.num_problems for _, newest in pairs) / max(1, num_newest),
     )

@@ -38,7 +38,7 @@ from swarm.report.contributions import (
     NUM_BARS,
     contribution_views,
     refusal_views,
-    sources_chart,
+    sources_view,
 )
 from swarm.report.html import render_html
 from swarm.report.invariants import ADMITTED, EXISTED, NO_FAILURE
@@ -141,7 +141,8 @@ def test_a_flood_of_producers_makes_a_page_no_longer() -> None:
     assert sum(view.row.num_learned_from for view in views) == sum(view.row.num_refused for view in views) == 500
     assert sum(view.share for view in views) == pytest.approx(1.0)
     swarm = SwarmResult(nodes=(node,), began_at_s=0.0, first_step_at_s=0.0, ended_at_s=1.0)
-    assert sources_chart(swarm).count('class="cell"') == 1 + MAX_OUTSIDERS + 1
+    ((_, counts),) = sources_view(swarm).rows
+    assert len(counts) == 1 + MAX_OUTSIDERS + 1 == len(sources_view(swarm).producers) and sum(counts) == 500
     (view,) = refusal_views(swarm)
     assert len(view.reasons) == 8 and view.reasons[-1] == "others"
     assert view.chart.count('text-anchor="middle"') <= NUM_BARS + 2
@@ -180,7 +181,7 @@ def test_a_line_of_many_steps_keeps_its_mean_and_its_extremes() -> None:
     points = [(float(x), 10.0 if x == 5000 else 1.0) for x in range(10_000)]
     chart = line_chart([Series(name="ada", points=points, color=0)], x_label="steps")
     dots = re.findall(r'<circle[^>]*cy="([\d.]+)"[^>]*data-tip="([^"]*)"', chart)
-    assert len(dots) <= MAX_POINTS and "mean of 34" in dots[0][1]
+    assert len(dots) <= MAX_POINTS and "mean of 125" in dots[0][1]
     assert len(chart) < 60_000
     band = re.search(r'class="band s0" d="([^"]+)"', chart)
     assert band is not None
@@ -214,7 +215,14 @@ def test_the_page_of_a_node_has_every_curve_and_no_foreign_markup(tmp_path: Path
     )
     node = replace(result.swarm.nodes[0], samples=(group,))
     page = render_html(replace(result, swarm=replace(result.swarm, nodes=(node,))))
-    for title in ("Entropy", "Learning rate", "Response length", "Responses cut off", "Gradient norm", "Mean age"):
+    for title in (
+        "Entropy",
+        "<dt>learning rate</dt>",
+        "Response length",
+        "Responses cut off",
+        "Gradient norm",
+        "Mean age",
+    ):
         assert title in page
     assert page.count("<script>") == 1 and "&lt;script&gt;alert(2)" in page and "1 more answers" in page
     assert not re.search("[\x00-\x08\x0b-\x1f\u200e\u200f\u202a-\u202e]", page)
@@ -279,6 +287,25 @@ def test_the_command_writes_a_page_and_says_what_is_wrong(tmp_path: Path) -> Non
     ):
         failed = RUN.invoke(app, ["report", *arguments])
         assert failed.exit_code == 2 and words in failed.stderr and "Traceback" not in failed.output
+
+
+def test_a_control_stands_beside_the_claim(tmp_path: Path) -> None:
+    def course(right: int) -> list[Event]:
+        figures: dict[str, Any] = {"env": "sort", "split": "held_out", "num_problems": 32, "problems": "p"}
+        rights = {0: (0,) * 32, 9: (1,) * right + (0,) * (32 - right)}
+        return [
+            make(PolicyEvaluated, step=step, accuracy=sum(each) / 32, num_right=each, **figures)
+            for step, each in rights.items()
+        ]
+
+    shared = node_directory(tmp_path / "shared", [NodeStarted(node_id=ADA, release="1, commit ab"), *course(30)])
+    silo = node_directory(tmp_path / "silo", course(4), node_id=BELL)
+    done = RUN.invoke(app, ["report", str(shared), "--compare", str(silo)])
+    assert done.exit_code == 0 and done.output.startswith("ada: learned: held out 0.00 -> 0.94 of 32 problems"), done
+    page = (shared / "report.html").read_text()
+    assert "Against the directories of --compare" in page and "+0.81 (" in page and "1, commit ab" in page
+    failed = RUN.invoke(app, ["report", str(shared), "--compare", str(shared)])
+    assert failed.exit_code == 2 and "the same directory" in failed.stderr
 
 
 def test_memory_grows_with_steps_and_groups_and_not_with_events(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ from swarm.report.figures import (
     mean_change,
     node_rows,
     shared_step,
-    smooth,
     step_at,
     step_curve,
 )
@@ -234,18 +233,22 @@ def test_a_mean_over_nodes_exists_only_when_every_node_has_it():
 def test_step_curves_run_over_steps():
     assert step_curve(node(), "reward") == [(1, 0.1), (2, 0.2), (3, pytest.approx(0.3))]
     assert [step_at(node(), at_s) for at_s in (109.0, 125.0, 999.0)] == [0, 2, 3]
-    assert smooth([(0, 0.0), (1, 3.0), (2, 0.0)], window=3) == [(0, 1.5), (1, 1.0), (2, 1.5)]
     assert largest_gap_s(node()) == 10.0
 
 
 def test_the_page_is_self_contained_and_its_charts_are_well_formed():
     page = render_html(result())
-    assert not re.search(r"""(src|href)\s*=|@import|url\(|https?://""", page)
+    assert not re.search(r"""src\s*=|href="[^#]|@import|url\(|https?://""", page)
+    targets = set(re.findall(r'href="#(\w+)"', page))
+    assert len(targets) >= 5 and targets <= set(re.findall(r'id="(\w+)"', page))
     charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(charts) >= 9
     for chart in charts:
         ElementTree.fromstring(chart)
-    assert ".20\N{RIGHTWARDS ARROW}.70" in page and "too_old" in page and "all invariants hold" in page
+    assert "0.20 -&gt; 0.70 of 128 problems" in page and "too_old" in page and "<dt>seed</dt><dd>3</dd>" in page
+    assert page.index("Did it learn?") < page.index("<dl") < page.index('id="invariants"')
+    ahead = page[page.index("Against the same nodes without sharing") : page.index("<dl")]
+    assert ahead.count("+0.25 (") == 4 and ahead.count('class="interval good"') == 4
 
 
 def test_a_violated_invariant_is_shown_with_its_detail():

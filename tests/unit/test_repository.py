@@ -33,8 +33,8 @@ MOST_LINES = {
     "core": 47_720,
     "methods": 7_300,
     "extras": 5_400,
-    "operation": 23_600,
-    "packages": 92_240,
+    "operation": 24_000,
+    "packages": 92_700,
     "benchmarks": 9_400,
     "tests": 76_560,
 }
