@@ -78,7 +78,7 @@ logger = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S = 3.0
 DRAIN_S = 2.0  # for groups that peers still read from a node that stops
 # keys of a status that are of connections
-OF_CONNECTIONS = ("peers", "standing", "following", "followers", "is_coordinator_reachable", "reach")
+OF_CONNECTIONS = ("peers", "readers", "standing", "following", "followers", "is_coordinator_reachable", "reach")
 
 
 class Daemon(Service):
@@ -165,6 +165,7 @@ class Daemon(Service):
         config = self.config
         make_private(config.dir)
         self._exit.callback(os.close, lock_directory(config.dir))
+        (config.dir / STATUS).unlink(missing_ok=True)  # of the process before: this one is starting
         await asyncio.to_thread(record_own, config.dir)
         await asyncio.to_thread(drop_old_warnings, config.dir)
         self._exit.callback((await asyncio.to_thread(WarningLog, config.dir)).close)
@@ -182,7 +183,6 @@ class Daemon(Service):
         config = self.config = with_held(config, held)
         look = examine if config.is_alone else require_repeatable
         await look(config.environments, config.sandbox, narrow_tokenizer(config.model))
-        (config.dir / STATUS).unlink(missing_ok=True)  # of the process before: this one is starting
         identity = load_or_create_identity(config.dir / "identity.key")
         await self._start_telemetry(config.name or short(identity.node_id))
         if held is not None:

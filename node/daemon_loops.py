@@ -99,7 +99,7 @@ async def log_progress(agent: Agent, clocks: PeerClocks, is_finished: Callable[[
             "external": report.num_external,
             "age": sum(edge.age_mean_steps * edge.num_groups for edge in report.edges) / max(num_groups, 1),
             "tokens_per_s": report.tokens_per_s,
-            "peers": len(agent.peers.connected),
+            "peers": len(agent.peers.connected | agent.streams.readers),
         }
         logger.info("progress", extra=fields)
         if clock := clocks.new_finding():

@@ -18,7 +18,7 @@ from swarm.diagnosis.learning_rules import set_aside_words, waiting_words
 from swarm.diagnosis.process_rules import STALE_AFTER_S, paused_words
 from swarm.errors import ConfigError, Unavailable
 from swarm.printable import printable
-from swarm.process import is_running
+from swarm.process import is_running, lock_holder
 from swarm.telemetry.warning_log import read_warnings
 from swarm.trained.learning_evidence import LearningEvidence
 from swarm.types import JsonDict, short
@@ -39,7 +39,9 @@ def read_status(directory: Path) -> JsonDict:
         status = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if is_running(directory):
-            raise Unavailable(f"{directory}: the node is starting; its status comes in some seconds") from None
+            pid = lock_holder(directory)
+            starting = f"the node is starting{f' (pid {pid})' if pid else ''}"
+            raise Unavailable(f"{directory}: {starting}; its status comes once its parts are up") from None
         if (directory / "events.jsonl").exists():
             raise ConfigError(f"{path}: no status: the node ended before it had one; swarm why {directory}") from None
         raise ConfigError(f"{path}: no status; is {directory} the directory of a node that was started?") from None
@@ -84,6 +86,7 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     alone = "none: this node is alone" if following is None else "none"
     standing = status.get("standing", {})
     peers = [f"{peer} ({standing[peer]})" if standing.get(peer) else peer for peer in status.get("peers", [])]
+    peers += [f"{peer} (reads from this node)" for peer in status.get("readers", []) if peer not in status["peers"]]
     shown.append(("peers", ", ".join(peers) or alone))
     if status.get("dht"):
         shown.append(("bootstrap", ", ".join(status["dht"])))
@@ -213,7 +216,13 @@ def problems(
     is_old = runs and now_s - status.get("at_s", now_s) > STALE_AFTER_S
     warnings = tuple(read_warnings(directory)) if is_old else ()
     snapshot = Snapshot(
-        now_s=now_s, directory=directory, status=status, max_idle_s=max_idle_s, runs=runs, warnings=warnings
+        now_s=now_s,
+        directory=directory,
+        status=status,
+        max_idle_s=max_idle_s,
+        runs=runs,
+        warnings=warnings,
+        pid=lock_holder(directory) if is_old else None,
     )
     return [found.claim for found in status_findings(snapshot)]
 

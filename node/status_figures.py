@@ -30,6 +30,7 @@ def agent_figures(agent: Agent, config: NodeConfig) -> JsonDict:
         "written_bytes": written_bytes_of_tree(),
         "endpoints": list(agent.endpoints),
         "peers": sorted(agent.peers.connected),
+        "readers": sorted(agent.streams.readers),
         "known_peers": len(agent.address_book.known),
         "dials": {"answered": agent.address_book.num_answered, "failed": agent.address_book.num_failed},
         "newest_dial_error": agent.address_book.newest_error,

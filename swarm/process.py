@@ -330,13 +330,51 @@ def lock_directory(directory: Path) -> int:
         ConfigError: another process holds the lock.
         OSError: the lock file cannot be opened.
     """
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, no pipe is waited for
+    descriptor = os.open(directory / LOCK, flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise ConfigError(f"{directory}: a process runs there already; stop it, or give this one another dir") from None
+        holder = lock_holder(directory)
+        raise ConfigError(
+            f"{directory}: a process runs there already{f' (pid {holder})' if holder else ''}; stop it, or give this "
+            "one another dir"
+        ) from None
+    with contextlib.suppress(OSError):  # a full disk stops no start: the number is for people
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {_birth(os.getpid())}".encode(), 0)
     return descriptor
+
+
+def lock_holder(directory: Path) -> int | None:
+    """Process id of the process that holds the lock of a directory; None if that cannot be proved.
+
+    The lock has to be held, and the process with the number in the lock file has to have started when its writer did:
+    a number outlives its process, and is given to another one later.
+    """
+    try:
+        with (directory / LOCK).open("rb") as file:
+            number, _, birth = file.read(200).decode("ascii").partition(" ")
+    except (OSError, ValueError):
+        return None
+    is_proved = number.isdecimal() and birth and birth == _birth(int(number)) and is_running(directory)
+    return int(number) if is_proved else None
+
+
+def _birth(pid: int) -> str:
+    """Boot and start of a process, which no other process of this number shares; "" without a process."""
+    if not Path("/proc/self/stat").exists():
+        import psutil
+
+        with contextlib.suppress(psutil.Error, ValueError, OverflowError):
+            return f"{psutil.Process(pid).create_time()}"
+        return ""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+    return f"{boot_id()} {ticks}"
 
 
 @contextlib.contextmanager

@@ -156,12 +156,11 @@ def process_stopped(snapshot: Snapshot) -> Diagnosed | None:
     """Finds processes of the node that a signal has stopped."""
     if not snapshot.runs or not snapshot.stopped_pids:
         return None
-    pid = snapshot.value("pid", 0)
-    shown = ", ".join("the node itself" if each == pid else str(each) for each in snapshot.stopped_pids)
+    shown = ", ".join("the node itself" if each == snapshot.pid else str(each) for each in snapshot.stopped_pids)
     return Diagnosed(
         claim=f"processes of the node are stopped (SIGSTOP, Ctrl-Z, a debugger): {shown}",
         fix=f"kill -CONT {' '.join(map(str, snapshot.stopped_pids))}",
-        evidence=(f"state of process {pid} and of its children",),
+        evidence=(f"state of process {snapshot.pid}, which holds the directory, and of its children",),
     )
 
 
@@ -215,14 +214,20 @@ def _silent_s(snapshot: Snapshot) -> float:
 
 def hangs(snapshot: Snapshot) -> Diagnosed | None:
     """Finds a process that is alive but writes nothing."""
-    unwritten_s, pid = _unwritten_s(snapshot), snapshot.value("pid", 0)
+    unwritten_s, pid = _unwritten_s(snapshot), snapshot.pid
     if not unwritten_s or _silent_s(snapshot) <= STALE_AFTER_S:
         return None
     return Diagnosed(
-        claim=f"the node wrote nothing for {unwritten_s:.0f} s: it hangs (pid {pid})",
-        fix=f"kill -CONT {pid}, where it was stopped (Ctrl-Z); else end it with kill {pid}, then {snapshot.start}",
+        claim=f"the node wrote nothing for {unwritten_s:.0f} s: it hangs{_pid_words(pid)}",
+        fix=f"kill -CONT {pid}, where it was stopped (Ctrl-Z); else end it with kill {pid}, then {snapshot.start}"
+        if pid
+        else f"end it where it was started (Ctrl-C in its terminal, or stop its service), then {snapshot.start}",
         evidence=(f"status.json, written every second otherwise, is {unwritten_s:.0f} s old",),
     )
+
+
+def _pid_words(pid: int | None) -> str:
+    return f" (pid {pid})" if pid else ""
 
 
 def status_unwritten(snapshot: Snapshot) -> Diagnosed | None:
@@ -440,7 +445,7 @@ def does_not_run(snapshot: Snapshot) -> Diagnosed | None:
             gravity=Gravity.NOTE,
         )
     return Diagnosed(
-        claim=f"the node does not run: it stopped or was killed {ago_s:.0f} s ago (pid was {snapshot.value('pid', 0)})",
+        claim=f"the node does not run: it stopped or was killed {ago_s:.0f} s ago",
         fix=snapshot.start,
         evidence=(f"nobody holds {snapshot.directory / 'lock'}; status.json is {ago_s:.0f} s old",),
     )
@@ -454,7 +459,7 @@ def starts(snapshot: Snapshot) -> Diagnosed | None:
     if not snapshot.runs or snapshot.status is not None:
         return None
     return Diagnosed(
-        claim="the node is starting; its status comes in some seconds",
+        claim=f"the node is starting{_pid_words(snapshot.pid)}; its status comes once its parts are up",
         evidence=(f"{snapshot.directory / 'lock'} is held, status.json is not there yet",),
     )
 

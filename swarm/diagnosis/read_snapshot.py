@@ -17,7 +17,7 @@ from swarm.diagnosis.snapshot import AnsweredGroup, Snapshot
 from swarm.environments.record_facts import RecordFacts, file_of, last_word, loose, plain, record_facts
 from swarm.episode import TurnStatus
 from swarm.errors import ConfigError
-from swarm.process import is_running
+from swarm.process import is_running, lock_holder
 from swarm.telemetry import read_events, read_warnings
 from swarm.trained.newest_groups import newest_groups
 from swarm.types import EpisodeLimits, FinishReason, JsonDict, RolloutGroup, TokenTrace
@@ -39,7 +39,7 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
             f"{directory}: neither node.toml nor events.jsonl is there, so no node's directory; `swarm join` makes one "
             "in swarm-node, `swarm train` in swarm-train, a simulation in <run>/swarm/<name>"
         )
-    runs = is_running(directory)
+    runs, pid = is_running(directory), lock_holder(directory)
     files = {} if config is None else {each.name: record_facts(each) for each in config.environments}
     records = {name: facts for name, facts in files.items() if facts is not None}
     return Snapshot(
@@ -57,7 +57,8 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
         warnings=tuple(read_warnings(directory)),
         records=records,
         missing_files=_missing_files(config),
-        stopped_pids=_stopped_pids((status or {}).get("pid", 0)) if runs else (),
+        pid=pid,
+        stopped_pids=() if pid is None else _stopped_pids(pid),
     )
 
 

@@ -123,6 +123,7 @@ class Snapshot:
     warnings: tuple[LoggedWarning, ...] = ()  # what the node logged, oldest first
     missing_files: tuple[str, ...] = ()  # of questions, that are not there any more
     records: Mapping[str, RecordFacts] = field(default_factory=dict[str, RecordFacts])  # by environment, of its file
+    pid: int | None = None  # of the process that holds the directory; None: not proved to be that process
     stopped_pids: tuple[int, ...] = ()  # processes of the node that a signal holds
 
     # --- the moment -----------------------------------------------------------------------------------

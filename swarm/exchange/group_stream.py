@@ -83,6 +83,11 @@ class GroupStreams:
         self.log_head = Cursor()  # newest entry of the store's log
         self.bytes_sent = 0  # sealed groups to peers, since the process started
 
+    @property
+    def readers(self) -> set[NodeId]:
+        """Peers that stream groups from this node now."""
+        return {stream.peer for stream in self._open}
+
     # --- called by the agent ---------------------------------------------------------------------
 
     async def restore(self, groups: Sequence[ScoredGroup]) -> None:

@@ -31,6 +31,7 @@ _LOOK_S: Final = 1.0
 class Stream:
     """A stream of groups to a peer."""
 
+    peer: NodeId
     origin: str  # party or subnet of the peer, else its id
 
 
@@ -68,7 +69,7 @@ class SendOrder:
     @contextmanager
     def stream(self, peer: NodeId) -> Generator[Stream]:
         """Context of a stream to a peer; when it ends, the stream no longer counts."""
-        stream = Stream(self._origin_of(peer) or peer)
+        stream = Stream(peer, self._origin_of(peer) or peer)
         try:
             yield stream
         finally:

@@ -696,7 +696,7 @@ def test_a_file_that_was_changed_after_the_start_is_told_from_one_that_is_in_for
 def test_a_process_that_a_signal_holds_is_seen(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text("")
     with subprocess.Popen(["sleep", "60"]) as child:
-        (tmp_path / "status.json").write_text(json.dumps({"at_s": 1000.0, "pid": child.pid}))
+        (tmp_path / "status.json").write_text(json.dumps({"at_s": 1000.0, "pid": 1}))  # of before a crash
         held = lock_directory(tmp_path)
         try:
             assert read_snapshot(tmp_path, 1001.0).stopped_pids == ()
@@ -706,6 +706,15 @@ def test_a_process_that_a_signal_holds_is_seen(tmp_path: Path) -> None:
         finally:
             os.close(held)
             child.kill()
+
+
+def test_a_pid_and_a_kill_are_named_only_for_a_process_that_is_proved_to_be_the_node() -> None:
+    for pid in (None, 77):
+        snapshot = Snapshot(now_s=2000.0, status={**STATUS, "at_s": 1000.0, "pid": 66}, pid=pid)
+        (found,) = (rule(snapshot) for rule in RULES if rule.name == "hangs")
+        assert found is not None
+        said_words = f"{found.claim} {found.fix}"
+        assert "66" not in said_words and ("77" in said_words) == ("kill" in said_words) == (pid is not None)
 
 
 # --- the status, and words ---------------------------------------------------------------------------------

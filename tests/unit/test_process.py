@@ -18,12 +18,15 @@ from swarm.errors import ConfigError, StorageFull
 from swarm.identity import Identity
 from swarm.process import (
     EXIT_FORCED,
+    LOCK,
     Service,
+    _birth,
     comes,
     file_lock,
     is_running,
     load_or_create_identity,
     lock_directory,
+    lock_holder,
     make_private,
     read_json,
     run_until_signal,
@@ -131,6 +134,27 @@ def test_a_directory_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
     os.close(held)
     assert not is_running(tmp_path)
     os.close(lock_directory(tmp_path))
+
+
+def test_a_number_is_shown_only_if_the_process_that_holds_the_directory_has_it(tmp_path: Path) -> None:
+    """A killed process leaves its number in the file, and by then it may be somebody else's."""
+    held = lock_directory(tmp_path)
+    assert lock_holder(tmp_path) == os.getpid()
+    os.close(held)
+    assert lock_holder(tmp_path) is None, "nobody holds it"
+    for written in (f"{os.getpid()} another-boot 1", f"{os.getppid()} {_birth(os.getpid())}", "", "-1 x", "1", "\xff"):
+        held = lock_directory(tmp_path)
+        (tmp_path / LOCK).write_text(written)
+        assert lock_holder(tmp_path) is None, written
+        os.close(held)
+
+
+def test_a_lock_is_never_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("kept")
+    (tmp_path / LOCK).symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(OSError, match="symbolic"):
+        lock_directory(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "kept"
 
 
 def test_a_key_is_made_once(tmp_path: Path) -> None:

@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 47_720,
+    "core": 47_760,
     "methods": 7_300,
     "extras": 5_400,
     "operation": 24_000,
     "packages": 92_700,
     "benchmarks": 9_400,
-    "tests": 76_560,
+    "tests": 76_600,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
