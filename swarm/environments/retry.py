@@ -26,6 +26,7 @@ ASKS: Final = ("wrong", "always")
 _EXAMPLE_CANDIDATES: Final = 64  # tasks that are looked at
 _NUM_EXAMPLES: Final = 3
 _NUM_LOOKED_AT: Final = 24  # tasks whose right answers are compared
+_MOST_GUESSED: Final = 0.75  # mean outcome of one answer after another: what knowing earns more has to show
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?", re.ASCII)
 
 
@@ -64,10 +65,13 @@ class RetryEnvironment:
         if inner.max_turns != 1:
             raise ConfigError(f"{where}: kind retry wraps single answers; {inner.verifier} has {inner.max_turns} turns")
         num_answers = _num_answers(inner)
-        if self.discount == 1.0 and num_answers <= self.max_turns and not self.asks_always:
+        tries = range(1 if self.asks_always else int(min(self.max_turns, num_answers)))
+        guessed = sum(self.discount**number for number in tries) / num_answers
+        if len(tries) > 1 and guessed > _MOST_GUESSED:
             raise ConfigError(
-                f"{where}: {self.max_turns} tries at questions with {num_answers} different answers pay whoever "
-                f"guesses; set params.discount below 1, or params.max_turns below {num_answers}"
+                f"{where}: {self.max_turns} tries at questions with {num_answers} different answers pay a guesser "
+                f"{guessed:.2f} of the outcome, at most {_MOST_GUESSED}; lower params.discount ({self.discount:g}) or "
+                "params.max_turns"
             )
         self.name = config.name
         self.config = config

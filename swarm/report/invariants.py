@@ -66,6 +66,7 @@ class Invariants:
     _places: dict[NodeId, deque[tuple[int, int]]] = field(default_factory=lambda: defaultdict(deque))
     _num_consumed: int = 0
     _num_of_newcomers: int = 0
+    _num_of_strangers: int = 0  # groups consumed, of nodes whose events are not here
     _max_age: int = 0
     _published: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     _named: dict[Named, str] = field(default_factory=dict["Named", str])  # where each version was named first
@@ -217,6 +218,7 @@ class Invariants:
         uses, is_made_here = self._uses[node], producer == node
         uses[digest] += 1
         self._max_age = max(self._max_age, age)
+        self._num_of_strangers += not self._knows(producer)
         violations: list[tuple[str, str]] = []
         if uses[digest] > draw.max_reuse:
             violations.append((REUSE, f"use {uses[digest]} of at most {draw.max_reuse}"))
@@ -297,6 +299,7 @@ class Invariants:
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
             AGE: f"oldest consumed: {self._max_age} steps",
             SHARES: f"{self._num_of_newcomers} groups of newcomers consumed",
+            ADMITTED: f"{self._num_of_strangers} of nodes whose events are not here" if self._num_of_strangers else "",
             **{name: f"{count} draws looked through" for name, count in self._num_judged.items()},
             EXISTED: f"{self._num_named} versions named, by producer",
             ONCE: f"{self._num_journals_lost} journals lost and announced" if self._num_journals_lost else "",

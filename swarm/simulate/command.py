@@ -278,9 +278,11 @@ def swarm_result(run: SwarmRun) -> SwarmResult:
 def judge(runs: Sequence[SwarmRun]) -> Invariants:
     """Checks every event of every node, in order of time, against the invariants; returns the invariants.
 
+    A node outside the runs may have joined: of its groups the admission alone is judged.
+
     Events of groups that were put come first, since clocks of processes may disagree by less than a message takes.
     """
-    invariants = Invariants()
+    invariants = Invariants(known=frozenset(node.node_id for run in runs for node in run.nodes))
     for run in runs:
         ids = [node.node_id for node in run.nodes]
         events = [(node_id, event) for node_id, node in zip(ids, run.nodes, strict=True) for event in node.events]

@@ -14,7 +14,7 @@ from swarm.config import EnvironmentConfig
 from swarm.environments.environment import Problem
 from swarm.environments.load import build_environment
 from swarm.environments.replay import replay
-from swarm.extras.environments.code import CodeEnvironment, judge, program_in
+from swarm.extras.environments.code import CodeEnvironment, Puzzle, judge, program_in
 from swarm.extras.environments.program_steps import Run, read_program
 from swarm.extras.environments.program_values import MAX_STEPS, ProgramFailed
 
@@ -237,11 +237,29 @@ def test_no_constant_and_no_left_over_state_passes_the_tests() -> None:
     environment = made(operations=1)
     for task_id in range(100):
         problem: Problem = environment.problem(task_id)
-        results = [result for _, result in problem.entry.tests]
+        tests = problem.entry.tests("")
+        results = [result for _, result in tests]
         for result in (*results, problem.entry.example[1]):
             assert judge(f"def f(xs):\n    return {result!r}", problem.entry)[0] < len(results)
         listed = f"answers = {results!r}\nn = [0]\ndef f(xs):\n    n[0] += 1\n    return answers[n[0] - 1]"
         assert judge(listed, problem.entry)[0] < len(results), "a list in order, counted over tests"
+
+
+def written_out(puzzle: Puzzle, program: str) -> str:
+    """A program that knows the results of another program's tests, as each node can compute them."""
+    cases = "".join(f"    if xs == {given!r}:\n        return {result!r}\n" for given, result in puzzle.tests(program))
+    return f"def f(xs):\n{cases}    return 0\n"
+
+
+def test_a_program_with_the_results_of_the_tests_in_it_has_other_tests() -> None:
+    environment = made()
+    for task_id in range(50):
+        puzzle: Puzzle = environment.problem(task_id).entry
+        program = ""
+        for _ in range(3):
+            program = written_out(puzzle, program)
+            assert judge(program, puzzle)[0] < puzzle.num_tests
+        assert judge(environment.reference(task_id), puzzle)[0] == puzzle.num_tests
 
 
 def test_a_program_is_found_in_a_fence_or_alone() -> None:

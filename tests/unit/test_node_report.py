@@ -45,6 +45,9 @@ from swarm.report.invariants import ADMITTED, EXISTED, NO_FAILURE
 from swarm.report.node_directory import EVENTS, NodeReports
 from swarm.report.result import NodeResult, RunResult, SwarmResult
 from swarm.report.tally import NodeTally, node_result
+from swarm.simulate.command import judge
+from swarm.simulate.local.run import NodeRun, SwarmRun
+from swarm.simulate.presets import SimulationOptions
 from swarm.telemetry import EventTail
 from swarm.testing.trained_node import OTHER, make_trained_node
 from swarm.trained.samples import Sample, SampledGroup
@@ -246,9 +249,26 @@ def test_several_nodes_are_side_by_side_and_their_names_differ(tmp_path: Path) -
 def test_what_the_other_node_never_made_is_found_where_its_directory_is_there(tmp_path: Path) -> None:
     ada = node_directory(tmp_path / "one", COURSE)
     bell = node_directory(tmp_path / "two", [put("zz", BELL, num_tokens=4)], "bell", BELL)
-    assert NodeReports([ada]).read(0).holds, "alone it cannot know"
+    alone = NodeReports([ada]).read(0)
+    assert alone.holds, "alone it cannot know"
+    (admitted,) = [verdict for verdict in alone.invariants if verdict.name == ADMITTED]
+    assert admitted.detail.endswith("of nodes whose events are not here")
     (violated,) = [verdict for verdict in NodeReports([ada, bell]).read(0).invariants if not verdict.holds]
     assert violated.name == ADMITTED and "its producer never made it" in violated.detail
+
+
+@pytest.mark.parametrize(("digest", "producer", "holds"), [("ee", "e" * 64, True), ("ff", BELL, False)])
+def test_a_simulation_tells_a_stranger_that_joined_from_a_forgery(digest: str, producer: str, holds: bool) -> None:
+    events = (put("aa"), admitted(digest, producer), drawn(1, use("aa"), use(digest, producer)), step_made(1))
+    nodes = [
+        NodeRun(name=name, node_id=node_id, roles=(), curriculum=(), events=of, status={}, num_starts=1)
+        for name, node_id, of in (("ada", ADA, events), ("bell", BELL, (put("ba", BELL),)))
+    ]
+    options = SimulationOptions(preset="tiny", nodes=2)
+    run = SwarmRun(options=options, title="", nodes=tuple(nodes), began_at_s=0.0, first_step_at_s=0.0, ended_at_s=9.0)
+    verdicts = {verdict.name: verdict for verdict in judge([run]).verdicts()}
+    assert verdicts[ADMITTED].holds is holds
+    assert verdicts[ADMITTED].detail == "1 of nodes whose events are not here" or not holds
 
 
 def test_a_log_whose_beginning_is_gone_proves_nothing_that_stood_there(tmp_path: Path) -> None:

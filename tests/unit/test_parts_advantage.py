@@ -40,6 +40,7 @@ from swarm.objectives.parts.advantage import (
     whitened,
 )
 from swarm.objectives.parts.aggregate import ConstantLength, RolloutSum
+from swarm.objectives.parts.group_statistics import group_scores
 from swarm.testing.batches import toy_batch, toy_scored
 
 
@@ -270,3 +271,11 @@ def test_the_proportion_moves_to_what_is_unsettled() -> None:
     down = part.observe({"weight": 0.5}, toy_scored(replace(solved, memory={"LengthBalance": {"weight": 0.5}})))
     up = part.observe({"weight": 0.5}, toy_scored(replace(unsolved, memory={"LengthBalance": {"weight": 0.5}})))
     assert down["weight"] == pytest.approx(0.95 * 0.5) and up["weight"] == pytest.approx(0.95 * 0.5 + 0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rewards_that_differ_by_a_rounding_have_no_scores_without_a_floor_either(dtype: torch.dtype) -> None:
+    one = torch.tensor(0.7, dtype=dtype)
+    values = torch.stack([one, one, one, one.nextafter(torch.tensor(1.0, dtype=dtype)), one * 0 + 0.1, one, one, one])
+    scores = group_scores(values, torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), 0.0)
+    assert scores[:4].abs().max() < 0.05 and scores[4:].abs().max() > 1

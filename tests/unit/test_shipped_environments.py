@@ -166,8 +166,7 @@ def test_hostile_actions_raise_nothing_earn_nothing_and_take_bounded_time(case: 
         others_only = [each for each in others if each != right]
         texts = hostile_actions(TOOLS.get(kind, {}), question, right, others_only, seed=task_id, count=200)
         for text in texts:
-            # the last action of apps is any word: what counts is done before it
-            for before in ((), environment.demonstration(task_id)[: -2 if kind == "apps" else -1]):
+            for before in ((), environment.demonstration(task_id)[:-1]):
                 episode = ReplayedEpisode(environment, task_id)
                 for action in before:
                     episode.step(action)
@@ -176,7 +175,7 @@ def test_hostile_actions_raise_nothing_earn_nothing_and_take_bounded_time(case: 
                 worst_s = max(worst_s, time.process_time() - began_s)
                 is_paid = transition.is_end and episode.outcome().reward > 0
                 # a mutated program that passes all tests is right, too
-                wanted = environment.demonstration(task_id)[-1] if kind == "nim" else right
+                wanted = environment.demonstration(task_id)[-1] if kind in ("nim", "apps") else right
                 assert not is_paid or kind == "code" or is_plainly_right(text, wanted), (text[:200], wanted)
     assert worst_s < 0.05
 
@@ -292,7 +291,14 @@ def test_a_retry_is_judged_held_out_and_numbered_as_its_inner_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "is_refused"), [({"max_turns": 2}, True), ({"max_turns": 1}, False), ({"discount": 0.5}, False)]
+    ("params", "is_refused"),
+    [
+        ({"max_turns": 2}, True),
+        ({"max_turns": 1}, False),
+        ({"max_turns": 2, "discount": 0.99}, True),
+        ({"discount": 0.5}, False),
+        ({"max_turns": 2, "ask": "always"}, False),
+    ],
 )
 def test_tries_at_a_question_with_two_answers_are_refused_where_guessing_pays(
     tmp_path: Path, params: dict[str, Any], is_refused: bool
@@ -301,7 +307,10 @@ def test_tries_at_a_question_with_two_answers_are_refused_where_guessing_pays(
     (tmp_path / "records.jsonl").write_text("\n".join(records))
     inner = {"kind": "jsonl", "dataset": str(tmp_path / "records.jsonl")}
     if is_refused:
-        with pytest.raises(ConfigError, match=r"(?s)2 tries at questions with 2 different answers.*discount below 1"):
+        with pytest.raises(
+            ConfigError,
+            match=r"2 tries at questions with 2 different answers pay a guesser (1.00|0.99)",
+        ):
             made("retry", inner=inner, **params)
     else:
         assert made("retry", inner=inner, **params).max_turns == params.get("max_turns", 3)
@@ -486,6 +495,15 @@ def test_other_changes_cost_what_required_ones_earn() -> None:
     turns = ["".join(every_time[at : at + 4]) for at in range(0, 14, 4)]
     assert replay(environment, 0, (*turns, done)).reward == 0.0
     assert replay(environment, 0, (*calls, calls[-1], done)).reward == 0.0, "the same mail twice"
+
+
+@pytest.mark.parametrize(("word", "ends"), [("done", True), (" Done.", True), ("I am done", False), ("", False)])
+def test_an_errand_ends_with_one_word_and_no_other_text(word: str, ends: bool) -> None:
+    environment = made("apps")
+    *calls, _ = environment.demonstration(0)
+    outcome = replay(environment, 0, (*calls, word))
+    assert outcome.is_ended is ends and (outcome.reward == 1.0) is ends
+    assert ends or outcome.transitions[-1].status is TurnStatus.MALFORMED
 
 
 def test_what_was_undone_is_the_state_that_was() -> None:

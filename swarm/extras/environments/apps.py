@@ -1,12 +1,13 @@
 """Small apps behind tool calls: mail, calendar and files, with a state that is checked at the end.
 
 Invariant: the outcome depends on the changes of the state alone: the share of the required changes that were made, less
-all other changes over the number of required ones, at least 0; no text of the model counts. A turn makes at most 4
-calls.
+all other changes over the number of required ones, at least 0; no text of the model counts, and an episode ends with
+the word done and nothing else. A turn makes at most 4 calls.
 """
 
 import hashlib
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ _EVENTS: Final = "dentist swimming lunch concert class training market theatre h
 _FILES: Final = "notes list plan letter poem report draft recipe budget diary ideas words"
 _DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 KINDS: Final = ("tell", "save", "move", "clear")
+_DONE: Final = re.compile(r"done\.?", re.IGNORECASE | re.ASCII)
 
 Calls = tuple[ToolCall, ...]
 
@@ -65,7 +67,7 @@ class AppsEnvironment(NumberedEnvironment):
     """Errands of two to four calls over mail, calendar and files.
 
     Params: `errand` (all, or one of tell, save, move, clear), `entries` (4: mails, events and files at the beginning,
-    of each kind), `max_turns` (8). A turn without a call ends the episode. Rewards: outcome the share of required
+    of each kind), `max_turns` (8). The turn `done` ends the episode. Rewards: outcome the share of required
     changes that were made, less other changes over the number of required ones, at least 0; `effects` the share alone;
     `tidy` 1 if a required change was made and no other. A turn earns the change of the outcome.
     """
@@ -78,7 +80,7 @@ class AppsEnvironment(NumberedEnvironment):
         self.max_turns = params.turns(8)
         self.signals = frozenset({"turn_rewards", "state_keys", "tool_calls", "reward_parts"})
         params.finish()
-        super().__init__(config, verifier_name(config, 1))
+        super().__init__(config, verifier_name(config, 2))
 
     def build(self, task_id: int) -> Problem:
         """Draws a desk, and an errand on it."""
@@ -222,7 +224,7 @@ TOOLS: Final[dict[str, tuple[tuple[str, ...], Tool]]] = {
 
 
 class DeskEpisode:
-    """One try: calls that read and change the desk, until a turn has no call."""
+    """One try: calls that read and change the desk, until a turn says done."""
 
     def __init__(self, errand: Errand) -> None:
         self._errand = errand
@@ -230,10 +232,12 @@ class DeskEpisode:
         self._desk = errand.desk
 
     def step(self, action: Action) -> Transition:
-        """Makes the calls of an action and returns their results; an action without a call ends the episode."""
+        """Makes the calls of an action and returns their results; the word done ends the episode."""
         if action.is_malformed:
             return self._say(["error: the call cannot be read"], TurnStatus.MALFORMED, 0.0)
         if not action.calls:
+            if not _DONE.fullmatch(action.text.strip()):
+                return self._say(["error: call a tool, or say done and nothing else"], TurnStatus.MALFORMED, 0.0)
             effects, others = self._progress()
             is_tidy = effects > 0 and not others
             rewards = {OUTCOME: self._worth(), "effects": effects, "tidy": float(is_tidy)}

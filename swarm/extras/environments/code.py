@@ -1,13 +1,15 @@
 """Programming: a function in Python against hidden tests, with the class and line of an error, and several attempts.
 
 Invariant: `program_steps` interprets a program, and Python never executes it, so that it reaches neither the tests nor
-their results nor anything of this process, and its limits are counted steps; each test has its own run.
+their results nor anything of this process, and its limits are counted steps; each test has its own run. The tests
+follow from the program itself: whoever writes their results into it has other tests.
 """
 
+import hashlib
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -19,6 +21,7 @@ from swarm.extras.environments.program_steps import Run, read_program
 from swarm.extras.environments.program_values import MAX_STEPS, ProgramFailed
 
 Numbers = list[int]
+Pairs = tuple[tuple[Numbers, object], ...]  # argument and result
 _FENCED: Final = re.compile(r"```(?:python)?[ \t]*\n(.*?)```", re.DOTALL)
 _MAX_DRAWS: Final = 100
 
@@ -34,11 +37,23 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Puzzle:
-    """A function to write, as its operations, with hidden tests and an example: pairs of argument and result."""
+    """A function to write, as its operations, with the number of its hidden tests and an example of another one."""
 
     operations: tuple[Operation, ...]
-    tests: tuple[tuple[Numbers, object], ...]
+    num_tests: int
     example: tuple[Numbers, object]
+    seed: str
+
+    def tests(self, program: str) -> Pairs:
+        """The tests of a program; drawn again, at most 100 times, if they have fewer than three different results."""
+        digest = hashlib.sha256(program.encode("utf-8", "surrogatepass")).hexdigest()
+        source = random.Random(f"{self.seed}:{digest}")
+        tests = _tests(source, self.operations, self.num_tests)
+        for _ in range(_MAX_DRAWS):
+            if _are_varied(tests):
+                break
+            tests = _tests(source, self.operations, self.num_tests)
+        return tests
 
 
 def _changes(k: int) -> tuple[Operation, ...]:
@@ -84,16 +99,16 @@ class CodeEnvironment(NumberedEnvironment):
         self.signals = frozenset({"turn_rewards", "state_keys", "reward_parts"})
         params.finish()
         minor = ".".join(map(str, sys.version_info[:2]))  # which decides what is a syntax error, and in which line
-        super().__init__(config, f"{verifier_name(config, 2)}+python{minor}")
+        super().__init__(config, f"{verifier_name(config, 3)}+python{minor}")
 
     def build(self, task_id: int) -> Problem:
-        """Draws operations and tests, again at most 100 times if the tests have fewer than three different results."""
+        """Draws operations, again at most 100 times if tests of them have fewer than three different results."""
         source = random.Random(f"{self.config.seed}:{task_id}")
-        puzzle = self._draw(source)
+        puzzle, are_varied = self._draw(source)
         for _ in range(_MAX_DRAWS):
-            if len({repr(result) for _, result in puzzle.tests}) >= min(3, self._tests):
+            if are_varied:
                 break
-            puzzle = self._draw(source)
+            puzzle, are_varied = self._draw(source)
         *changes, result = (operation.words for operation in puzzle.operations)
         given, expected = puzzle.example
         text = f"{', then '.join(changes)}, then {result}"
@@ -105,7 +120,7 @@ class CodeEnvironment(NumberedEnvironment):
             ),
             reference=_program(puzzle.operations),
             entry=puzzle,
-            initial_state=f"{text} {puzzle.tests}",
+            initial_state=f"{text} {puzzle.seed}",
         )
 
     def begin(self, problem: Problem) -> "Programming":
@@ -116,12 +131,14 @@ class CodeEnvironment(NumberedEnvironment):
         """Actions that earn every reward in full. Raises LookupError for a task out of range."""
         return (f"```python\n{self.reference(task_id)}```",)
 
-    def _draw(self, source: random.Random) -> Puzzle:
+    def _draw(self, source: random.Random) -> tuple[Puzzle, bool]:
+        """A puzzle, and whether tests of it have enough different results."""
         changes = [source.choice(_changes(source.randint(2, 5))) for _ in range(self._operations)]
         operations = (*changes, source.choice(_RESULTS))
-        lists = [[source.randint(-9, 20) for _ in range(source.randint(3, 9))] for _ in range(self._tests)]
-        pairs = [(numbers, _result(operations, numbers)) for numbers in (*lists, [])]
-        return Puzzle(operations=operations, tests=tuple(pairs[1:]), example=pairs[0])
+        example, *tests = _tests(source, operations, self._tests + 1)
+        seed = str(source.getrandbits(64))
+        puzzle = Puzzle(operations=operations, num_tests=self._tests, example=example, seed=seed)
+        return puzzle, _are_varied(tests)
 
 
 class Programming:
@@ -135,7 +152,7 @@ class Programming:
 
     def step(self, action: Action) -> Transition:
         """Judges an attempt; returns the first error or the number of tests that passed, or ends the episode."""
-        num_tests, before = len(self._puzzle.tests), self._share
+        num_tests, before = self._puzzle.num_tests, self._share
         num_passed, error = judge(program_in(action.text), self._puzzle)
         self._share = num_passed / num_tests
         self._left -= 1
@@ -159,7 +176,7 @@ def judge(program: str, puzzle: Puzzle) -> tuple[int, ProgramFailed | None]:
     except ProgramFailed as error:
         return 0, error
     num_passed, num_steps, first = 0, MAX_STEPS, cast("ProgramFailed | None", None)
-    for given, expected in puzzle.tests:
+    for given, expected in puzzle.tests(program):
         run = Run(tree, num_steps)
         try:
             num_passed += _is_same(run.call("f", list(given)), expected)
@@ -183,6 +200,16 @@ def _is_same(value: object, expected: object) -> bool:
         items, wanted = cast("list[object]", value), cast("list[object]", expected)
         return len(items) == len(wanted) and all(map(_is_same, items, wanted))
     return type(value) is type(expected) and value == expected
+
+
+def _tests(source: random.Random, operations: tuple[Operation, ...], count: int) -> Pairs:
+    """Random lists and the empty one last, each with its result."""
+    lists = [[source.randint(-9, 20) for _ in range(source.randint(3, 9))] for _ in range(count - 1)]
+    return tuple((numbers, _result(operations, numbers)) for numbers in (*lists, []))
+
+
+def _are_varied(tests: Sequence[tuple[Numbers, object]]) -> bool:
+    return len({repr(result) for _, result in tests}) >= min(3, len(tests))
 
 
 def _result(operations: tuple[Operation, ...], numbers: Numbers) -> object:

@@ -15,7 +15,7 @@ from swarm.environments.tool_calls import render_call
 from swarm.episode import OUTCOME, Action, Actions, Message, ToolCall, Transition, TurnStatus
 
 TOOL: Final = "book"
-_MAX_QUESTION_CHARS: Final = 400
+_MAX_QUESTION_CHARS: Final = 120  # a question has room, and little else beside it has
 _VALUES: Final = {
     "name": "Abbot Baker Cook Dyer Fisher Glover Hunter Joiner Knight Mason Miller Porter Smith Tailor Weaver Wood",
     "day": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
@@ -54,7 +54,7 @@ class DialogueEnvironment(NumberedEnvironment):
         self.max_turns = params.turns(self._missing + 4)
         self.signals = frozenset({"turn_rewards", "state_keys", "reward_parts"})
         params.finish()
-        super().__init__(config, verifier_name(config, 1))
+        super().__init__(config, verifier_name(config, 2))
 
     def build(self, task_id: int) -> Problem:
         """Draws a form, and the slots that the user leaves out."""

@@ -80,9 +80,13 @@ def group_centred(values: Tensor, group_index: Tensor) -> Tensor:
 
 
 def group_scores(values: Tensor, group_index: Tensor, floor: float) -> Tensor:
-    """(value - group mean) / (unbiased std + floor): [N] in the dtype of `values`; exactly 0 for equal values."""
+    """(value - group mean) / (unbiased std + floor): [N] in the dtype of `values`; exactly 0 for equal values.
+
+    The std is at least 64 roundings of the mean: whatever `floor` is, values that differ by rounding have no scores.
+    """
     group = group_statistics(values, group_index)
-    return where_signal((values.to(group.mean.dtype) - group.mean) / (group.std + floor), group, values)
+    least = 64 * torch.finfo(values.dtype).eps * group.mean.abs()
+    return where_signal((values.to(group.mean.dtype) - group.mean) / (group.std.maximum(least) + floor), group, values)
 
 
 def group_left_out(values: Tensor, group_index: Tensor) -> Tensor:
