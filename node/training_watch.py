@@ -23,7 +23,7 @@ from swarm.events import (
 )
 from swarm.telemetry.time_left import LONG_S, TimeLeft, duration_words
 from swarm.telemetry.warning_log import NOTHING_TO_LEARN
-from swarm.trained.learning_evidence import EvidenceTally, Learned
+from swarm.trained.learning_evidence import EvidenceTally
 from swarm.types import WarmUpReport
 
 MANY_GROUPS: Final = 256  # without any difference in reward: where one in 14 has one, 64 have none in one of 100 runs
@@ -134,7 +134,7 @@ class TrainingWatch:
                 evidence.words,
                 f"nothing to do: all {self.config.learner.num_steps} steps were made; --steps N makes more",
             ]
-        why = [] if evidence.verdict is Learned.YES else [f"what to try, the likeliest first: swarm why {where}"]
+        why = [] if evidence.is_shown else [f"what to try, the likeliest first: swarm why {where}"]
         return [
             *stopped,
             *evidence.lines,

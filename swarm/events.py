@@ -336,6 +336,7 @@ class PolicyEvaluated(Event):
     majority_baseline: float  # accuracy of always giving the commonest right answer
     num_right: tuple[int, ...] = ()  # as in `Evaluation`
     num_tries: int = 1
+    rewards: tuple[float, ...] = ()
     problems: str = ""  # empty: an older event
 
     @classmethod
@@ -350,6 +351,7 @@ class PolicyEvaluated(Event):
             majority_baseline=evaluation.majority_baseline,
             num_right=evaluation.num_right,
             num_tries=evaluation.num_tries,
+            rewards=evaluation.rewards,
             problems=evaluation.problems,
         )
 

@@ -541,6 +541,7 @@ class Evaluation:
     at_s: float
     num_right: tuple[int, ...] = ()  # of the tries at each problem; -1: not scored; empty: more than MAX_OUTCOMES
     num_tries: int = 1  # at each problem
+    rewards: tuple[float, ...] = ()  # mean of the tries at each problem; empty where rewards are 0 or 1, as the success
     problems: str = ""  # digest of problems, verifier and tries: where it is equal, problems can be compared one by one
 
 

@@ -33,11 +33,10 @@ def why(
     wrong, or it did not learn; 2: the directory is not of a node.
     """
     from swarm.diagnosis import diagnose, is_healthy, read_snapshot
-    from swarm.trained.learning_evidence import Learned
 
     snapshot = read_snapshot(directory, time.time(), max_idle_s)
     found = diagnose(snapshot)
-    is_unshown = snapshot.is_trainer and snapshot.learning.verdict is not Learned.YES
+    is_unshown = snapshot.is_trainer and not snapshot.learning.is_shown
     if as_json:
         plain = [asdict(each) | {"gravity": each.weight.name.lower()} for each in found]
         verdict = {"learned": snapshot.learning.verdict, "evidence": snapshot.learning.lines}

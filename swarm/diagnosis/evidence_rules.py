@@ -62,6 +62,8 @@ def did_not_learn(snapshot: Snapshot) -> Diagnosed | None:
             if is_by_heart
             else "the problems are too few to show it, or it is luck"
         )
+        if whole.reward is not None and whole.reward[2][0] > 0:
+            claim = "held-out answers earn a little more, and no more of them are right"
     elif verdict in (Learned.UNKNOWN, Learned.TOO_FEW) and gain is not None and low <= 0 and newest < KNOWN:
         claim = "the reward in training did not rise, and held-out success is not known"
     if not claim or (verdict is Learned.COMMONEST and not is_over):

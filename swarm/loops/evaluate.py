@@ -69,6 +69,7 @@ async def evaluate_tasks(
         at_s=worker.clock.now_s(),
         num_right=_outcomes(verdicts),
         num_tries=len(scored[0].outcomes),
+        rewards=_graded(verdicts),
         problems=_digest(tasks, scored[0]),
     )
     return evaluation, shown
@@ -90,6 +91,13 @@ def _outcomes(verdicts: Sequence[Verdict | None]) -> tuple[int, ...]:
     """Right tries at each problem, -1 where it was not scored; empty for more than MAX_OUTCOMES problems."""
     counts = (-1 if verdict is None else _num_right(verdict) for verdict in verdicts)
     return tuple(counts) if len(verdicts) <= MAX_OUTCOMES else ()
+
+
+def _graded(verdicts: Sequence[Verdict | None]) -> tuple[float, ...]:
+    """Mean reward at each problem, 0 where it was not scored; empty as `_outcomes`, or where each is 0 or 1."""
+    means = [0.0 if verdict is None else round(float(verdict.rewards.mean()), 4) for verdict in verdicts]
+    is_graded = any(0 < reward < 1 for verdict in verdicts if verdict for reward in verdict.rewards.tolist())
+    return tuple(means) if is_graded and len(verdicts) <= MAX_OUTCOMES else ()
 
 
 def _digest(tasks: Sequence[Task], scored: Verdict) -> str:

@@ -184,7 +184,13 @@ def _interval(row: LearnedRow) -> Markup:
     if not change.is_change and not row.is_difference:
         return Markup("")
     low, high = change.interval
-    css = "good" if change.verdict is Learned.YES or (row.is_difference and low > 0) else "bad" if high < 0 else ""
+    css = (
+        "good"
+        if change.verdict in (Learned.YES, Learned.BY_REWARD) or (row.is_difference and low > 0)
+        else "bad"
+        if high < 0
+        else ""
+    )
     return svg.interval_bar(low, change.after - change.before, high, css, f"{row.node}, {change.env}: {change.gain}")
 
 

@@ -25,7 +25,6 @@ from swarm.report.result import RunResult
 from swarm.report.token_view import groups_of, tokens_as_sampled, tokens_in_update
 from swarm.telemetry.page_server import Page
 from swarm.telemetry.shown_updates import ShownUpdate, kept_updates, read_update
-from swarm.trained.learning_evidence import Learned
 from swarm.trained.samples import SampledGroup, SampleReader
 
 NUM_GROUPS: Final = 12  # of a node's page
@@ -98,7 +97,7 @@ class WebPages:
         found = self._recent(
             ("causes", number), lambda: diagnose(read_snapshot(path, time.time(), MAX_IDLE_S)), least_s=10.0
         )
-        is_shown = not node.trains or node.learning.verdict is Learned.YES
+        is_shown = not node.trains or node.learning.is_shown
         groups, remark = list[SampledGroup](), ""
         try:
             groups = self._recent(("samples", number), lambda: self._samples(number).newest(NUM_GROUPS))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, stdev
 from typing import Final
 
 from swarm.events import PolicyEvaluated, events_of
@@ -22,6 +22,7 @@ from swarm.types import MAX_OUTCOMES
 
 ALL: Final = ""  # name of the change over all environments
 FEWEST: Final = 8  # problems, of fewer nothing is concluded
+LEAST_GAIN: Final = 0.05  # of a graded reward, at the lower end of its interval, where success did not rise
 KNOWN: Final = 0.95  # success before, from which on nothing is left to learn
 MAX_KINDS: Final = 4096  # environments and sets of problems in one log
 Z_95: Final = NormalDist().inv_cdf(0.975)  # standard deviations to each side of a single interval
@@ -32,6 +33,7 @@ class Learned(StrEnum):
     """Verdict on a training by its held-out success; of several environments the first of these counts."""
 
     YES = "learned"
+    BY_REWARD = "learned, by its reward"
     COMMONEST = "rose no higher than the commonest answer"
     WORSE = "got worse"
     NO = "did not learn"
@@ -52,6 +54,7 @@ class HeldOutChange:
     interval: Interval  # of after - before
     is_paired: bool  # the same problems before and after, one by one
     baseline: float  # success of always giving the commonest right answer
+    reward: tuple[float, float, Interval] | None = None  # before, after, interval of the gain; None: as the success
 
     @property
     def is_change(self) -> bool:
@@ -68,7 +71,9 @@ class HeldOutChange:
             return Learned.TOO_FEW
         if low > 0:
             return Learned.YES if self.after > self.baseline else Learned.COMMONEST
-        return Learned.WORSE if high < 0 else Learned.NO
+        if high < 0:
+            return Learned.WORSE
+        return Learned.BY_REWARD if self.reward is not None and self.reward[2][0] >= LEAST_GAIN else Learned.NO
 
     @property
     def course(self) -> str:
@@ -89,7 +94,14 @@ class HeldOutChange:
             return f"held out {since}, and not evaluated since"
         steps = f"steps {self.first_step} to {self.newest_step}"
         commonest = f"always the commonest answer: {self.baseline:.2f}"
-        return f"held out {self.course} ({self.gain}; {steps}; {commonest})"
+        return f"held out {self.course} ({self.gain}; {steps}; {commonest}){self._reward_words}"
+
+    @property
+    def _reward_words(self) -> str:
+        if self.reward is None:
+            return ""
+        before, after, (low, high) = self.reward
+        return f"; its reward {before:.2f} -> {after:.2f} ({after - before:+.2f}, {low:+.2f} to {high:+.2f})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +123,11 @@ class LearningEvidence:
             return Learned.UNKNOWN
         verdicts = {each.verdict for each in (self.whole, *self.changes)}
         return next(each for each in Learned if each in verdicts)
+
+    @property
+    def is_shown(self) -> bool:
+        """True if it learned, by success or by reward: all else is no evidence of health."""
+        return self.verdict in (Learned.YES, Learned.BY_REWARD)
 
     @property
     def words(self) -> str:
@@ -215,19 +232,22 @@ def read_learning(directory: Path) -> LearningEvidence:
 def _is_sound(event: PolicyEvaluated) -> bool:
     """False for figures that no evaluation has, as in a log that somebody else wrote."""
     counts = (event.step, event.num_problems, event.num_tries, *event.num_right[: MAX_OUTCOMES + 1])
-    shares = (event.accuracy, event.majority_baseline)
+    shares = (event.accuracy, event.majority_baseline, *event.rewards[: MAX_OUTCOMES + 1])
     return (
         all(type(each) is int for each in counts)
         and len(event.num_right) <= MAX_OUTCOMES
         and all(-1 <= each <= event.num_tries for each in event.num_right)
         and min(event.step, event.num_problems - 1, event.num_tries - 1) >= 0
+        and all(type(each) is float or type(each) is int for each in shares)
         and all(0 <= each <= 1 for each in shares)  # false for NaN
+        and len(event.rewards) in (0, len(event.num_right))
     )
 
 
 def _change(env: str, pairs: Sequence[tuple[PolicyEvaluated, PolicyEvaluated]], z: float) -> HeldOutChange:
     """Change over evaluations (first, newest) of one or more environments, each problem with equal weight."""
-    shares = [share for first, newest in pairs for share in _shares(first, newest)]
+    shares = [share for pair in pairs for share in _shares(*pair)]
+    rewards = [reward for pair in pairs for reward in _shares(*pair, is_graded=True)]
     num_first, num_newest = (sum(pair[place].num_problems for pair in pairs) for place in (0, 1))
     is_paired = all(_is_paired(*pair) for pair in pairs) and bool(shares)
     if is_paired:
@@ -249,7 +269,16 @@ def _change(env: str, pairs: Sequence[tuple[PolicyEvaluated, PolicyEvaluated]], 
         interval=interval,
         is_paired=is_paired,
         baseline=math.fsum(newest.majority_baseline * newest.num_problems for _, newest in pairs) / max(1, num_newest),
+        reward=_reward_change(rewards, z) if any(first.rewards or newest.rewards for first, newest in pairs) else None,
     )
+
+
+def _reward_change(rewards: Sequence[tuple[float, float]], z: float) -> tuple[float, float, Interval] | None:
+    """Mean reward before and after, and the interval of the gain; None for fewer than FEWEST problems in pairs."""
+    if len(rewards) < FEWEST:
+        return None
+    before, after = fmean(a for a, _ in rewards), fmean(b for _, b in rewards)
+    return before, after, graded_interval([b - a for a, b in rewards], z)
 
 
 def _is_paired(first: PolicyEvaluated, newest: PolicyEvaluated) -> bool:
@@ -257,12 +286,19 @@ def _is_paired(first: PolicyEvaluated, newest: PolicyEvaluated) -> bool:
     return is_same and len(first.num_right) == len(newest.num_right) > 0
 
 
-def _shares(first: PolicyEvaluated, newest: PolicyEvaluated) -> list[tuple[float, float]]:
-    """Share of right tries at each problem before and after; problems that were scored once are left out."""
+def _shares(first: PolicyEvaluated, newest: PolicyEvaluated, *, is_graded: bool = False) -> list[tuple[float, float]]:
+    """Share of right tries at each problem before and after, or (`is_graded`) the mean reward.
+
+    Problems that were scored once are left out; where rewards were not graded, they are the success.
+    """
     if not _is_paired(first, newest):
         return []
-    both = zip(first.num_right, newest.num_right, strict=True)
-    return [(a / first.num_tries, b / newest.num_tries) for a, b in both if min(a, b) >= 0]
+    ends = [
+        each.rewards if is_graded and each.rewards else [right / each.num_tries for right in each.num_right]
+        for each in (first, newest)
+    ]
+    is_scored = [min(rights) >= 0 for rights in zip(first.num_right, newest.num_right, strict=True)]
+    return [pair for pair, scored in zip(zip(*ends, strict=True), is_scored, strict=True) if scored]
 
 
 def paired_interval(differences: Sequence[float], z: float) -> Interval:
@@ -275,6 +311,17 @@ def paired_interval(differences: Sequence[float], z: float) -> Interval:
     spread = (math.fsum(each * each for each in differences) + 2) / count - center * center
     half = z * math.sqrt(spread / count)
     return max(-1.0, center - half), min(1.0, center + half)
+
+
+def graded_interval(differences: Sequence[float], z: float) -> Interval:
+    """Student's interval of the mean of graded differences of the same problems, at least two.
+
+    The quantile of t is expanded from that of the normal distribution (Abramowitz and Stegun 26.7.5).
+    """
+    count, center = len(differences), fmean(differences)
+    t = z + (z**3 + z) / (4 * (count - 1)) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * (count - 1) ** 2)
+    half = t * stdev(differences) / math.sqrt(count)
+    return center - half, center + half
 
 
 def wilson_interval(share: float, count: int, z: float) -> Interval:

@@ -126,7 +126,10 @@ def evaluations_to_json(evaluations: Sequence[Evaluation]) -> bytes:
 
 def evaluations_from_json(data: bytes) -> list[Evaluation]:
     """The evaluations in the JSON of `evaluations_to_json`."""
-    return [Evaluation(**{**fields, "num_right": tuple(fields["num_right"])}) for fields in json.loads(data)]
+    return [
+        Evaluation(**{**fields, "num_right": tuple(fields["num_right"]), "rewards": tuple(fields["rewards"])})
+        for fields in json.loads(data)
+    ]
 
 
 # --- verdicts ----------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ async def test_figures_and_verdicts_round_trip(bench: Bench):
     )
     evaluation = Evaluation(
         step=3, env="sums", split="all", accuracy=0.5, num_problems=2, majority_baseline=0.1, at_s=9.0, problems="ab",
-        num_right=(1, -1, 0),
+        num_right=(1, -1, 0), rewards=(1.0, 0.0, 0.5),
     )  # fmt: skip
     await bench.client.publish(HEAD)
     await bench.client.report_step(report)

@@ -73,6 +73,8 @@ async def test_answers_that_could_not_be_scored_are_no_wrong_ones(
     await learn_loop(worker, cast(Any, learner))
     assert [(each.num_problems, each.accuracy) for each in exchange.evaluations] == reported
     assert all(each.majority_baseline == 1.0 for each in exchange.evaluations)
+    rights = tuple(-1 if number >= num_scored else int(number < 30) for number in range(NUM_PROBLEMS))
+    assert all((each.num_right, each.rewards, len(each.problems)) == (rights, (), 16) for each in exchange.evaluations)
     assert all((each.num_tries, each.num_right) == (1, 1) for each in shown)
     assert [(each.task_id, each.actions) for each in shown] == [(n, ("7",)) for n in range(min(num_scored, NUM_SHOWN))]
     assert len(learner.taken_in) == taken_in, "by less than half of the problems the guard decides nothing"

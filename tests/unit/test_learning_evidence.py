@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from swarm.trained.learning_evidence import (
     MAX_KINDS,
     HeldOutChange,
     Learned,
+    LearningEvidence,
+    graded_interval,
     independent_interval,
     learning_evidence,
     paired_interval,
@@ -102,6 +105,27 @@ def test_the_same_problems_are_compared_one_by_one_and_others_as_independent() -
     assert tries is not None and (tries.before, tries.after) == (0.25, 0.75)
 
 
+def test_a_graded_reward_shows_learning_where_no_answer_is_ever_fully_right() -> None:
+    def evidence(before: float, after: float, right: int = 0) -> LearningEvidence:
+        rights = (1,) * right + (0,) * (32 - right)
+        rewards = [tuple(level + 0.01 * (number % 5) for number in range(32)) for level in (before, after)]
+        return learning_evidence(
+            [evaluated(0, (0,) * 32, rewards=rewards[0]), evaluated(9, rights, rewards=rewards[1])]
+        )
+
+    assert evidence(0.3, 0.5).verdict is Learned.BY_REWARD and evidence(0.3, 0.5).is_shown
+    assert evidence(0.3, 0.5).words.endswith("; its reward 0.32 -> 0.52 (+0.20, +0.20 to +0.20)")
+    assert evidence(0.02, 0.06).verdict is Learned.NO, "a little, and no answer right"
+    assert evidence(0.3, 0.5, right=20).verdict is Learned.YES
+    started = learning_evidence([evaluated(0, (0,) * 32), evaluated(9, (0,) * 32, rewards=(0.4,) * 32)])
+    assert started.verdict is Learned.BY_REWARD, "at first no answer earned a part"
+    # t of 7 degrees of freedom: 2.3646; of 27: 2.0518 (tables)
+    for count, t in ((8, 2.3646), (28, 2.0518)):
+        values = [0.1, 0.3] * (count // 2)
+        half = (graded_interval(values, Z)[1] - 0.2) / (stdev(values) / math.sqrt(count))
+        assert half == pytest.approx(t, rel=0.005)
+
+
 def test_several_environments_have_wider_intervals_which_hold_at_once() -> None:
     none, five = (0,) * 32, (1,) * 5 + (0,) * 27
     alone = learning_evidence([evaluated(0, none), evaluated(9, five)])
@@ -118,6 +142,7 @@ def test_a_strangers_log_is_no_evidence_where_its_figures_are_none(tmp_path: Pat
     odd: list[dict[str, Any]] = [
         {"num_right": (2,) * 32}, {"num_right": ("x",) * 32}, {"num_right": (0,) * 5000}, {"accuracy": math.nan},
         {"accuracy": 7.0}, {"num_problems": 0}, {"num_problems": "9"}, {"num_tries": 0}, {"step": -1}, {"step": "9"},
+        {"rewards": (2.0,) * 32}, {"rewards": ("x",) * 32}, {"rewards": (0.5,)},
         {"majority_baseline": math.inf},
     ]  # fmt: skip
     events = [sound, *(replace(evaluated(9, (1,) * 32), **changes) for changes in odd)]
