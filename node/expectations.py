@@ -40,6 +40,7 @@ class MeasuredStep:
     learn_s: float
     num_groups: int
     num_tokens: int  # trained
+    num_with_signal: int  # of these groups, whose rewards differ: only these teach
     peak_bytes: int  # of the largest child process; 0 where the worker is none
 
 
@@ -87,6 +88,7 @@ async def measure(config: NodeConfig) -> MeasuredStep:
         learn_s=last.seconds.get("learn", 0.0),
         num_groups=last.num_local,
         num_tokens=last.num_tokens,
+        num_with_signal=round(last.num_local * (1 - last.diagnostics.get("zero_variance_share", 0.0))),
         peak_bytes=_peak_bytes_of_children() if config.worker == "process" else 0,
     )
 
@@ -101,7 +103,8 @@ def measured_lines(measured: MeasuredStep) -> list[str]:
     speed = measured.num_tokens / max(measured.generate_s, 1e-9)
     lines = [
         f"measured: {measured.generate_s:.1f} s to generate {measured.num_groups} groups ({speed:,.0f} tokens/s), "
-        f"{measured.learn_s:.1f} s for the step"
+        f"{measured.learn_s:.1f} s for the step",
+        f"measured: rewards differ in {measured.num_with_signal} of these groups, and only such groups teach",
     ]
     return lines + (
         [f"measured: {measured.peak_bytes // _MIB:,} MiB at most in the worker"] if measured.peak_bytes else []
@@ -112,7 +115,14 @@ def _alone(config: NodeConfig, folder: Path) -> NodeConfig:
     """Configuration of the same work without other nodes: phases one by one; groups of equal rewards count, too."""
     data = config.model_dump(mode="json")
     data |= {"dir": str(folder), "roles": ["trainer", "generator"], "directory": {"kind": "none"}}
-    data |= {"coordinator": {}, "entry": {}, "weights": {}, "follow": {}, "telemetry": {"log_level": "WARNING"}}
+    data |= {
+        "warm_up": {},
+        "coordinator": {},
+        "entry": {},
+        "weights": {},
+        "follow": {},
+        "telemetry": {"log_level": "WARNING"},
+    }
     data["exchange"] |= {"listen": "127.0.0.1:0", "advertise": "", "anchors": []}
     groups = config.replay.local_groups + config.replay.external_groups
     data["replay"] |= {"local_groups": groups, "external_groups": 0, "keep_zero_variance": True, "barrier": False}

@@ -22,7 +22,7 @@ from swarm.errors import ConfigError, RolloutFailed
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.source import positions_of
 from swarm.model.tokenizer import check_turns, text_ids
-from swarm.types import Task
+from swarm.types import Role, Task
 
 MOST_SHOWN_CHARS: Final = 200
 WRONG_ANSWERS: Final = ("", "no", "1")  # what a reward must be able to judge, too
@@ -133,6 +133,20 @@ def task_lines(sampled: SampledEnvironment) -> list[str]:
             f"    reference {one_line(each.reference)!r}{length}{worth}" if each.reference else "    no reference"
         )
     return lines
+
+
+def warm_up_plan(config: NodeConfig, sampled: Sequence[SampledEnvironment]) -> list[str]:
+    """A line on the warm-up that is configured, or on the one that could be; none where nobody gives right answers."""
+    source = config.warm_up.answers
+    if source:
+        most = config.warm_up.num_steps
+        until = "until rewards differ in half of the groups"
+        return [f"at most {most} updates on right answers ({source}) before step 1, {until}"]
+    single = [each for sample in sampled if sample.max_turns == 1 for each in sample.tasks if each.reward]
+    if not single or Role.TRAINER not in config.roles or config.learner.num_processes > 1:
+        return []
+    hint = 'warm_up.answers = "references", or `swarm train --warm-up references`'
+    return [f"none; where the model's own answers earn nothing, right ones can be shown first: {hint}"]
 
 
 def _tokens(count: int) -> str:

@@ -14,7 +14,7 @@ from node.daemon import Daemon, node_process, note_end
 from node.device_checks import machine_choice, with_choice
 from node.disk_budget import takes_line
 from node.local_nodes import LocalNodes
-from node.sampled_tasks import SampledEnvironment, doubts, is_upside_down, sample_environments, task_lines
+from node.sampled_tasks import SampledEnvironment, doubts, is_upside_down, sample_environments, task_lines, warm_up_plan
 from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
 from swarm.config import NODE_FILE, NodeConfig
@@ -132,11 +132,7 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
     steps = f"{config.learner.num_steps} steps" if config.learner.num_steps else "until Ctrl-C"
     schedule = "" if config.learner.schedule == "constant" else f" ({config.learner.schedule})"
     rate = f"learning rate {config.learner.learning_rate:g}{schedule}"
-    if config.warm_up.answers:
-        lines.append(
-            f"warm-up    at most {config.warm_up.num_steps} updates on right answers ({config.warm_up.answers}) before "
-            "step 1, until rewards differ in half of the groups"
-        )
+    lines += [f"warm-up    {line}" for line in warm_up_plan(config, sampled) if config.warm_up.answers]
     lines.append(f"recipe     {config.learner.recipe}, {rate}, {steps}")
     lines.append(await asyncio.to_thread(takes_line, with_choice(config, choice)))
     lines.append(f"directory  {config.dir}: Ctrl-C saves and stops, `swarm train --dir {config.dir}` goes on")

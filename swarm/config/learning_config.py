@@ -108,7 +108,7 @@ class WarmUpConfig(Model):
     """`references`: those of the environments of single answers, without held-out problems. A path ending in .jsonl:
     records with the fields of the first environment's questions, and answers that its reward accepts. Empty: no
     warm-up."""
-    num_steps: Annotated[int, Field(ge=1, le=1000)] = 32
+    num_steps: Annotated[int, Field(ge=1, le=1000)] = 50
     """Most updates, of 16 answers each. It ends before, once rewards differ in half of the groups that are tried."""
 
 

@@ -94,6 +94,8 @@ def _what_to_try(snapshot: Snapshot, is_rising: bool) -> list[str]:
             f"easier tasks to begin with, a reward that grades, or more tries ([generator] group_size): in {used} of "
             f"{used + equal} own groups answers had differing rewards, and only these teach"
         )
+        if snapshot.warm_up and mean(snapshot.course("reward_mean")[-LEAST_REWARDS:]) < SMALL_SHARE:
+            found.append(snapshot.warm_up)
     if (malformed_share(snapshot) or 0.0) >= SOME_MALFORMED:
         found.append(
             "a prompt that shows the form of an action: the environment cannot read "

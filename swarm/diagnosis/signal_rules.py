@@ -180,7 +180,8 @@ def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
         name = "all_wrong"
         claim = "no answer gets any reward, so no answer is better than another: nothing to learn from"
         fix = (
-            f"{look}. Then easier tasks, or a model that can do some of them (model.source), a reward that grades "
+            f"{look}. Then {f'{first}; or ' if (first := snapshot.warm_up) else ''}easier tasks, a model that can do "
+            "some of them (model.source), a reward that grades "
             "(part of the way is worth something), a prompt that shows the form of the answer, or more tries "
             f"(generator.group_size){of_prompt(snapshot)}"
         )
@@ -235,7 +236,8 @@ def model_knows_nothing(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim="answers are nearly random: the temperature is too high, or the model does not know such questions",
         fix=f"look at them: {snapshot.look}. generator.temperature near 1; weights that were loaded "
-        "to the end, the tokenizer and chat template that belong to them, and a prompt in a form that the model knows",
+        "to the end, the tokenizer and chat template that belong to them, and a prompt in a form that the model knows"
+        + (f"; or {snapshot.warm_up}" if snapshot.warm_up else ""),
         evidence=(
             f"{middle([each.nats for each in snapshot.answers]):.2g} nats a token in the newest "
             f"{len(snapshot.answers)} own groups (groups.sqlite)",

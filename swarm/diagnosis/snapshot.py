@@ -360,6 +360,21 @@ class Snapshot:
         """Command that shows answers."""
         return f"swarm samples {self.directory}"
 
+    @property
+    def warm_up(self) -> str:
+        """Instruction to show the model right answers first; "" if that was done, or cannot be done here."""
+        config = self.config
+        if config is None or not self.is_trainer or config.warm_up.answers or config.learner.num_processes > 1:
+            return ""
+        if all(each.may_have_turns for each in self.environments):
+            return ""
+        options = "--warm-up references (or a FILE.jsonl of them)"
+        if self.made:
+            return f"right answers shown first: the same `swarm train` with another directory and {options}"
+        if self.start.startswith("swarm train"):
+            return f"right answers shown first: swarm train {self.directory} {options}"
+        return f"right answers shown first: {self.set_key('warm_up.answers', 'references')}"
+
     def set_key(self, key: str, value: object, why: str = "") -> str:
         """Returns an instruction to change one key of the configuration: file, section, value and command."""
         section, _, name = key.rpartition(".")

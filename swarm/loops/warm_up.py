@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 WARMING_UP: Final = "warming up"
 ANSWERS_PER_STEP: Final = 16
 ENOUGH_SIGNAL: Final = 0.5  # share of the tried groups with rewards that differ
-TRY_EVERY: Final = 4  # updates
+TRY_EVERY: Final = 5  # updates
 NUM_TRIED: Final = 16  # groups
 # Times learner.learning_rate: a right answer says where to go, and there are some tens of updates, not hundreds.
 # Measured (docs/training.md): with the rate itself no group had signal after 32 updates, with 10 times 6 of 16 had.

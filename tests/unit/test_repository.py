@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 47_760,
+    "core": 47_780,
     "methods": 7_300,
     "extras": 5_400,
     "operation": 24_000,
     "packages": 92_700,
-    "benchmarks": 9_400,
-    "tests": 76_600,
+    "benchmarks": 9_480,
+    "tests": 76_720,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
