@@ -8,11 +8,11 @@ This module imports torch: it is imported only where a worker is built.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import torch
 from torch import nn
@@ -47,7 +47,7 @@ from swarm.objectives.draw_batch import own_prompt_ids
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, recipes_of
 from swarm.objectives.part import Requirement
-from swarm.serving.served_policy import read_or_make_key, serve
+from swarm.serving.served_policy import needs_packages, read_or_make_key, serve
 from swarm.telemetry.shown_episodes import write_episodes
 from swarm.types import SPLITS, Draw, NodeId, PolicyVersion, Role, Task
 from swarm.weights.apply import Applier, VerifiedVersion
@@ -55,9 +55,14 @@ from swarm.weights.publish import Publisher, keep_anchor, least_store_bytes
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TorchWeights, specs_of
 
+if TYPE_CHECKING:
+    from swarm.serving.agent_runs import AgentRuns
+
 EVALUATING: Final = "evaluating"
 BASE_MODEL: Final = "base model"  # policy id of what an engine starts with, until a manifest names the one it follows
 NUM_CANARIES: Final = 4  # prompts whose log-probs go into each manifest
+ServeRuns = Callable[[], Coroutine[Any, Any, None]]  # until cancelled
+Tasks = Callable[[int, int], list[Task]]  # of the training sequence, by first number and count
 EvaluationTasks = Mapping[tuple[str, str], Sequence[Task]]  # (environment, split) -> problems
 
 
@@ -151,13 +156,15 @@ def build_trainer(
     closing.callback(evaluator.close)
 
     engine: Generator = evaluator
+    serve_runs: ServeRuns | None = None
     if Role.GENERATOR in config.roles:
         on_progress(STARTING_ENGINE)
         started = load_engine(config, tokenizer, learner.version, policy.compute_dtype, on_progress=on_progress)
         closing.callback(started.close)
         started.load(*learner.snapshot())
         engine = started
-        closing.callback(serve_policy(config, started, loaded))
+        stop, serve_runs = serve_policy(config, started, loaded, node_id, exchange, clock)
+        closing.callback(stop)
 
     publish = None
     if config.weights.publish:
@@ -187,6 +194,7 @@ def build_trainer(
         encode=publish,
         warm_up=make_warm_up(config, policy, evaluator, environments, evaluations, producer),
         show=partial(write_episodes, config.dir),
+        serve_runs=serve_runs,
         keep_best=BestVersion(config.dir / BEST).offer if config.evaluation.keep_best else None,
         saves_when_stopped=True,
         checkpoint_pause_s=checkpoint_pause_s(CHECKPOINT_BYTES * num_trained),
@@ -224,7 +232,7 @@ def build_generator(
     on_progress(STARTING_ENGINE)
     engine = load_engine(config, loaded.tokenizer, base, measured, loaded.network, on_progress)
     closing.callback(engine.close)
-    closing.callback(serve_policy(config, engine, loaded))
+    closing.callback(serve_policy(config, engine, loaded, node_id, exchange, clock)[0])
     store = open_weight_store(config)
     applier = Applier(
         engine,
@@ -286,15 +294,21 @@ def load_engine(
     return TransformersGenerator.from_config(config, tokenizer, version, network, on_progress)
 
 
-def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Callable[[], None]:
-    """Serves the engine's policy if `serve.listen` is set; returns a function that stops serving.
+def serve_policy(
+    config: NodeConfig, engine: Engine, loaded: LoadedModel, node_id: NodeId, exchange: LocalExchange, clock: Clock
+) -> tuple[Callable[[], None], ServeRuns | None]:
+    """Serves the engine's policy if `serve.listen` is set.
+
+    Returns:
+        A function that stops serving, and the loop that hands over runs of agents, if a key is learned from.
 
     Raises:
         ConfigError: the server cannot listen on the address, or a package that it needs is not installed.
     """
     if not config.serve.listen:
-        return lambda: None
+        return lambda: None, None
     assert isinstance(engine, TransformersGenerator), "the configuration was checked"
+    made = open_runs(config, engine, loaded.tokenizer, node_id, clock) if config.learns_from_agents else None
     server, _ = serve(
         engine,
         loaded.tokenizer,
@@ -303,8 +317,43 @@ def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Cal
         context_tokens=loaded.context_tokens,
         listen=config.serve.listen,
         key=read_or_make_key(config.dir),
+        keys=[(read_or_make_key(config.dir, key.name), key.name, key.learn) for key in config.serve.keys],
+        runs=None if made is None else made[0],
     )
-    return server.stop
+    if made is None:
+        return server.stop, None
+    runs, close = made
+
+    def stop() -> None:
+        server.stop()
+        close()
+
+    return stop, partial(runs.hand_over_loop, exchange.put)
+
+
+def open_runs(
+    config: NodeConfig, engine: Engine, tokenizer: Tokenizer, node_id: NodeId, clock: Clock
+) -> "tuple[AgentRuns, Callable[[], None]]":
+    """The runs of agents in the node's directory, and a function that closes their file. Raises ConfigError."""
+    with needs_packages():
+        from swarm.serving.agent_runs import SINGLE_RUN_RECIPE, AgentRuns, RunRules
+        from swarm.serving.run_store import RunStore
+
+    recipe, generator = config.learner.recipe, config.generator
+    rules = RunRules(
+        run_id=config.run_id,
+        node_id=node_id,
+        group_size=generator.group_size,
+        group_s=config.serve.group_s,
+        temperature=generator.temperature,
+        max_new_tokens=generator.max_new_tokens,
+        max_episode_tokens=generator.max_episode_tokens,
+        max_age_steps=config.replay.max_age_steps,
+        takes_single_runs=config.replay.keep_zero_variance and (recipe == SINGLE_RUN_RECIPE or ":" in recipe),
+    )
+    store = RunStore(config.dir / "agent_runs.sqlite", clock.now_s())
+    runs = AgentRuns(store, rules, tokenizer, lambda: engine.version, engine.compute_dtype, clock)
+    return runs, store.close
 
 
 def make_producer(
@@ -324,8 +373,16 @@ def make_producer(
     num_waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups
     if recipes.main.prompts is not None:
         num_waiting *= NUM_CANDIDATES
-    mixture = TaskMixture(environments, config.generator.env_weights, config.seed, spacing=max(SPACING, num_waiting))
-    return GroupProducer(engine, tokenizer, mixture.tasks, config.generator, config.run_id, node_id, clock, step)
+    tasks: Tasks = no_tasks  # of a node that learns from runs of agents alone
+    if environments or not config.learns_from_agents:
+        spacing = max(SPACING, num_waiting)
+        tasks = TaskMixture(environments, config.generator.env_weights, config.seed, spacing=spacing).tasks
+    return GroupProducer(engine, tokenizer, tasks, config.generator, config.run_id, node_id, clock, step)
+
+
+def no_tasks(first: int, count: int) -> list[Task]:
+    """The training tasks of a node without environments."""
+    return []
 
 
 def make_curriculum(

@@ -715,8 +715,12 @@ class LocalExchange(Protocol):
         """
         ...
 
-    async def put(self, group: RolloutGroup) -> float:
-        """Scores, seals, stores and publishes a group that this node generated; returns its mean reward."""
+    async def put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()) -> float:
+        """Scores, seals, stores and publishes a group that this node generated; returns its mean reward.
+
+        `outcomes` [G] are those of runs of agents, which nobody can play again: such a group never leaves the node, and
+        one that was stored before changes nothing.
+        """
         ...
 
     async def draw(self, head: PolicyVersion) -> Draw:

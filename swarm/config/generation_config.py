@@ -107,6 +107,15 @@ class EngineConfig(Model):
     loaded a version. 0: as measured for this engine and dtype."""
 
 
+class ServeKey(Model):
+    """A key of callers of the served policy."""
+
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$")
+    """The key itself is in <dir>/api-NAME.key, made at the first start."""
+    learn: bool = False
+    """Runs of agents with this key (`X-Episode`, or a run's own key) become rollouts once they have a reward."""
+
+
 class ServeConfig(Model):
     """The node's policy behind OpenAI's HTTP interface, for chat windows and agents (docs/serving.md)."""
 
@@ -114,6 +123,17 @@ class ServeConfig(Model):
 
     listen: ListeningOrOff = ""
     """host:port, such as 127.0.0.1:8300; empty: nothing is served. Clients need the key in <dir>/api.key."""
+    keys: tuple[ServeKey, ...] = Field(default=(), max_length=64)
+    """Further keys, and whose calls are learned from (docs/agents.md)."""
+    group_s: PositiveFloat = 600.0
+    """Runs of one task are compared once generator.group_size of them have a reward, or so many seconds after the first
+    reward, if there are two."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "ServeConfig":
+        if len({key.name for key in self.keys}) < len(self.keys):
+            raise ValueError("keys: two have one name")
+        return self
 
 
 class FollowConfig(Model):

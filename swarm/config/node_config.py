@@ -32,6 +32,7 @@ from swarm.config.section import Listening, ListeningOrOff, Model, NotNegative, 
 from swarm.types import RUN_ID_PATTERN, Role
 
 NODE_FILE = "node.toml"  # of a node, in its directory
+AGENT_RUNS = "agent-runs"  # environment of what agents did with a served model; no section can have this name
 
 
 class SandboxConfig(Model):
@@ -146,7 +147,12 @@ class NodeConfig(Model):
     @property
     def own_environments(self) -> frozenset[str]:
         """Names of the environments whose episodes never leave the node."""
-        return frozenset(each.name for each in self.environments if each.exchange == "own")
+        return frozenset(each.name for each in self.environments if each.exchange == "own") | {AGENT_RUNS}
+
+    @property
+    def learns_from_agents(self) -> bool:
+        """True if runs of agents that call the served policy become rollouts."""
+        return bool(self.serve.listen) and any(key.learn for key in self.serve.keys)
 
     @property
     def is_private(self) -> bool:
@@ -185,6 +191,12 @@ class NodeConfig(Model):
                 'serve.listen: needs the generator role and engine.kind = "transformers"; `swarm serve` serves what '
                 "any node has saved"
             )
+        if self.learns_from_agents and Role.TRAINER not in self.roles:
+            raise ValueError(
+                "serve.keys: runs of agents are learned from by the node that serves; add the trainer role"
+            )
+        if self.learns_from_agents and self.learner.deterministic:
+            raise ValueError("serve.keys: no run with agents is deterministic; set learner.deterministic = false")
         if Role.TRAINER not in self.roles and self.learner.deterministic:
             raise ValueError("learner.deterministic: needs the trainer role")
         if self.warm_up.answers and (Role.TRAINER not in self.roles or self.learner.num_processes > 1):

@@ -40,8 +40,11 @@ def markdown() -> str:
 def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each key of a schema that holds a table or a list of tables, with the key's schema."""
     for name, key in schema["properties"].items():
-        if "properties" in _resolved(schema, key):
+        model = _resolved(schema, key)
+        if "properties" in model:
             yield name, key
+            inner = {"properties": model["properties"], "$defs": schema["$defs"]}
+            yield from ((f"{name}.{each}", part) for each, part in _sections(inner) if "node" not in name)
 
 
 def _table(model: dict[str, Any], schema: dict[str, Any]) -> list[str]:

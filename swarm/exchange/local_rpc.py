@@ -20,7 +20,14 @@ from typing import Any, Final, TypeVar, cast
 import grpc
 
 from swarm.activity import Activity
-from swarm.episode import Actions, EpisodeOutcome, outcome_from_json, outcome_to_json
+from swarm.episode import (
+    Actions,
+    EpisodeOutcome,
+    outcome_from_json,
+    outcome_to_json,
+    outcomes_from_json,
+    outcomes_to_json,
+)
 from swarm.errors import ConfigError, Unavailable
 from swarm.interfaces import LocalExchange, Verdict
 from swarm.types import (
@@ -161,7 +168,8 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
     async def Put(self, request: pb.PutRequest, context: Context) -> pb.PutResponse:
         """Stores one group of ours, also if the worker dies during the call, and returns its mean reward."""
         group = body_to_group(request.body, request.producer)
-        return pb.PutResponse(reward_mean=await self._finish(self._local.put(group)))
+        outcomes = outcomes_from_json(request.outcomes) if request.outcomes else ()
+        return pb.PutResponse(reward_mean=await self._finish(self._local.put(group, outcomes)))
 
     @rpc
     async def Draw(self, request: pb.DrawRequest, context: Context) -> None:
@@ -282,8 +290,10 @@ class LocalClient:
         response = await self._call("Capacity", pb.CapacityRequest(wait=False))
         return response.num_asked
 
-    async def put(self, group: RolloutGroup) -> float:
-        response = await self._call("Put", pb.PutRequest(body=group_to_body(group), producer=group.producer))
+    async def put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()) -> float:
+        told = outcomes_to_json(outcomes) if outcomes else b""
+        request = pb.PutRequest(body=group_to_body(group), producer=group.producer, outcomes=told)
+        response = await self._call("Put", request)
         return response.reward_mean
 
     async def draw(self, head: PolicyVersion) -> Draw:

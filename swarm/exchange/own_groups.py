@@ -4,8 +4,10 @@ Invariant: a group is in the store before learner or peers see it.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from swarm.config.node_config import AGENT_RUNS
 from swarm.episode import EpisodeOutcome
 from swarm.errors import RolloutFailed, StorageFull, TooLarge
 from swarm.events import DiskFull, GroupPut, GroupUnscored, mean_and_std
@@ -18,7 +20,7 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import RunningMean, TokenBucket
 from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
-from swarm.types import ClaimedTurn, FinishReason, RefusalReason, RolloutGroup, ScoredGroup, SealedGroup
+from swarm.types import ClaimedTurn, FinishReason, RefusalReason, RolloutGroup, ScoredGroup, SealedGroup, Task
 from swarm.weight_sync.follower import WeightFollower
 from swarm.wire.envelopes import seal_group
 
@@ -60,12 +62,18 @@ class OwnGroups:
         self._limits = AdmissionLimits.from_config(self._context.config)
         self._warnings = TokenBucket(per_s=1 / 60, burst=3, at_s=self._context.clock.monotonic_s())
 
-    async def put(self, group: RolloutGroup) -> float:
-        """Stores a finished group; returns its mean reward, NaN if it was dropped. Raises LookupError: unknown task."""
-        self.num_asked += 1  # also when it cannot be stored: the question is not asked again
+    async def put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()) -> float:
+        """Stores a finished group; returns its mean reward, NaN if it was dropped. Raises LookupError: unknown task.
+
+        `outcomes`: as of `LocalExchange.put`.
+        """
+        if not outcomes:
+            self.num_asked += 1  # also when it cannot be stored: the question is not asked again
         try:
             with self._streams.putting():
-                scored, _ = await self.seal_and_store(group)
+                scored, _, is_known = await self.seal_and_store(group, outcomes)
+                if is_known:  # the worker died before it noted that
+                    return mean_and_std(scored.rewards)[0]
                 await self._streams.read_head()
         except StorageFull as error:
             if not self.is_full:  # once: a line for each group would fill the rest of the disk
@@ -103,8 +111,13 @@ class OwnGroups:
         self._context.emit(GroupPut.of(scored))
         return mean
 
-    async def seal_and_store(self, group: RolloutGroup) -> tuple[ScoredGroup, SealedGroup]:
-        """Claims the sandbox's rewards for a group, signs it and stores it; returns the group in both forms.
+    async def seal_and_store(
+        self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()
+    ) -> tuple[ScoredGroup, SealedGroup, bool]:
+        """Claims the sandbox's rewards for a group, or those of `outcomes`, signs it and stores it.
+
+        Returns:
+            The group in both forms, and True if it was stored before.
 
         Raises:
             LookupError: unknown environment or task.
@@ -114,7 +127,12 @@ class OwnGroups:
         """
         if any(rollout.finish is FinishReason.ABORTED for rollout in group.rollouts):
             raise RolloutFailed("its answers were cut off each time that they were asked for; see the engine's log")
-        verdict = await self._verifier.verify(group.env, group.task_id, [r.actions for r in group.rollouts])
+        if outcomes:
+            assert group.env == AGENT_RUNS, "other episodes are replayed"
+            task = Task(env=group.env, task_id=group.task_id, messages=())
+            verdict = Verdict(task=task, outcomes=tuple(outcomes), verifier=group.verifier, reference="")
+        else:
+            verdict = await self._verifier.verify(group.env, group.task_id, [r.actions for r in group.rollouts])
         rollouts = tuple(
             replace(rollout, claimed_reward=outcome.reward, claimed_turns=_claims(outcome))
             for rollout, outcome in zip(group.rollouts, verdict.outcomes, strict=True)
@@ -132,10 +150,12 @@ class OwnGroups:
             now_s=now_s,
             outcomes=verdict.outcomes,
         )
+        if outcomes and await self._store.contains(sealed.digest):
+            return scored, sealed, True
         await self._store.put(scored, sealed)
         self._novelty.measure_own(claimed)
         self._novelty.record(claimed, sealed.digest, self._novelty.order(claimed))
-        return scored, sealed
+        return scored, sealed, False
 
     def check_own(self, group: RolloutGroup, verdict: Verdict) -> None:
         """Refuses a group that peers would charge us for: an episode broke off, or its replay here gives another one.

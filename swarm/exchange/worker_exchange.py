@@ -72,12 +72,13 @@ class WorkerExchange:
     async def num_asked(self) -> int:
         return self.own_groups.num_asked
 
-    async def put(self, group: RolloutGroup) -> float:
+    async def put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()) -> float:
         """Scores, seals, stores and hands on one of our groups; returns its mean reward, NaN if it was dropped."""
         try:
-            return await self.own_groups.put(group)
+            return await self.own_groups.put(group, outcomes)
         finally:
-            self.generation.end_own_group()
+            if not outcomes:
+                self.generation.end_own_group()
 
     async def draw(self, head: PolicyVersion) -> Draw:
         return await self.journal.draw(head)

@@ -40,8 +40,10 @@ async def run_worker(worker: Worker) -> None:
         if worker.applier is not None:
             follow = FollowWeightsLoop(worker, worker.applier)
             beside.append(tasks.create_task(follow.run(), name="follow"))
-        elif Role.GENERATOR in worker.config.roles:
+        elif Role.GENERATOR in worker.config.roles and worker.config.environments:
             beside.append(tasks.create_task(generate_loop(worker), name="generate"))
+        if worker.serve_runs is not None:
+            beside.append(tasks.create_task(worker.serve_runs(), name="runs of agents"))
         if worker.learner is not None:
             await learn_loop(worker, worker.learner)
             for task in beside:
@@ -220,6 +222,8 @@ async def _step(worker: Worker, learner: Learner, draw: Draw, draw_seconds: floa
     published_s = worker.clock.monotonic_s()
     await _publish(worker, learner)
     published_s = worker.clock.monotonic_s() - published_s
+    if worker.serve_runs is not None:  # callers get the newest policy, also where no batch of our own takes it
+        await worker.offload(partial(worker.generator.load, *learner.snapshot(), in_flight=True))
     seconds = {**report.seconds, "publish": published_s, "draw_wait": draw_seconds, **worker.overlap.take()}
     await worker.exchange.report_step(replace(report, seconds=seconds))
 

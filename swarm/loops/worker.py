@@ -4,7 +4,7 @@ Invariant: every part is behind a protocol or a plain function; blocking ones ar
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from collections.abc import Generator as PythonGenerator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -102,6 +102,9 @@ class Worker:
     on_progress: OnProgress = ignore_progress
     show: Show = lambda episodes: None
     keep_best: KeepBest | None = None  # keeps the best version for export
+    serve_runs: Callable[[], Coroutine[Any, Any, None]] | None = (
+        None  # hands over runs of agents that the policy was served to
+    )
     close: Callable[[], None] = lambda: None  # ends the processes of the engine
     saves_when_stopped: bool = False  # a cancelled learner ends its step and saves; False: it ends as by a kill
     saved_step: int = 0  # of the newest checkpoint

@@ -60,8 +60,13 @@ def conversation_ids(
 
     Args:
         of_turns: conversation of each action.
-        turn_ids: [T], number of each token's action; an observation has that of the action before it.
-        action_mask: [T], True for the tokens of actions.
+        turn_ids: [T], number of each token's action; those of observations do not count.
+        action_mask: [T], True for the tokens of actions; an observation may come before the first.
     """
-    turns = np.array(of_turns, np.int64)
-    return turns[np.where(action_mask, turn_ids, turn_ids + 1).clip(max=len(turns) - 1)]
+    turns, num_tokens = np.array(of_turns, np.int64), action_mask.size
+    if not action_mask.any():
+        return np.zeros(num_tokens, np.int64)
+    places = np.where(action_mask, np.arange(num_tokens), num_tokens)
+    following = np.minimum.accumulate(places[::-1])[::-1]  # place of the next action's token, itself for one
+    after = np.where(following < num_tokens, turn_ids[following.clip(max=num_tokens - 1)], len(turns) - 1)
+    return turns[after.clip(max=len(turns) - 1)]

@@ -5,6 +5,9 @@
     POST /v1/chat/completions      a conversation that was answered here continues with its exact tokens
     POST /v1/completions           text or token ids
     POST /inference/v1/generate    token ids in, token ids out
+    POST /v1/episodes              begins a run of an agent, with a key of its own (`agent_runs`)
+    GET  /v1/episodes/{id}         what became of a run
+    POST /v1/episodes/{id}/reward  ends a run
     POST /tokenize, /detokenize
 
 Invariant: requests are bounded in bytes, tokens and number; an abandoned request is removed from the engine.
@@ -17,6 +20,7 @@ import hmac
 import itertools
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
@@ -35,6 +39,7 @@ from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.interfaces import Completer, CompletionRequest, Tokenizer
 from swarm.model.plain_text import with_whole_characters
 from swarm.model.tokenizer import text_ids
+from swarm.serving.agent_runs import AgentRuns, RunKey
 from swarm.serving.answers import Answer, AnswerPiece, follow_answer, whole_answer
 from swarm.serving.conversation_memory import ConversationMemory
 from swarm.serving.http_server import read_body
@@ -54,22 +59,29 @@ from swarm.serving.openai_replies import (
 )
 from swarm.serving.openai_requests import (
     MAX_CHOICES,
+    RUN_NAME,
+    TASK_NAME,
     AnswerFields,
     ChatRequest,
     DetokenizeRequest,
+    OpenRun,
     RequestRefused,
+    RewardFields,
     SamplingFields,
     TextRequest,
     TokenizeRequest,
     TokensRequest,
     read_request,
 )
+from swarm.serving.run_groups import recorded_call
+from swarm.serving.run_store import RunRow
 from swarm.serving.turn_form import MAX_TRIES, ChatTurn, TurnForm, form_of, messages_of
 from swarm.types import JsonDict
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Finish = Callable[[ChatTurn], Awaitable[None]]
 
 # Of a body: room for its fields, and for ten letters of each token of a prompt, as \uXXXX.
 BODY_BYTES: Final = 256 * 1024
@@ -90,6 +102,24 @@ class ServedModel:
     source: str = ""  # the initial model
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiKey:
+    """A key of callers beside the main one."""
+
+    key: str
+    name: str
+    learns: bool  # runs of agents with it are recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The sender of a request, by its key."""
+
+    owner: str  # name of the key; "" for the main one
+    learns: bool
+    run: RunKey | None = None  # of a key of a single run
+
+
 class OpenAiApp:
     """Application that answers requests for one model; `routes` is its ASGI form.
 
@@ -98,11 +128,28 @@ class OpenAiApp:
         uvicorn.run(app.routes)
     """
 
-    def __init__(self, model: ServedModel, key: str, max_open: int = MAX_OPEN) -> None:
-        """`key`: the bearer token that every request but /health must have."""
+    def __init__(
+        self,
+        model: ServedModel,
+        key: str,
+        max_open: int = MAX_OPEN,
+        keys: Sequence[ApiKey] = (),
+        runs: AgentRuns | None = None,
+    ) -> None:
+        """Takes the bearer tokens of which every request but /health must have one, and the runs of agents.
+
+        Args:
+            model: the served model.
+            key: the main key.
+            max_open: most answers in progress.
+            keys: further keys.
+            runs: runs of agents; None: none are recorded.
+        """
         assert key, "a model is not served without a key"
         self._model = model
-        self._key = key.encode()
+        self._callers = [(key.encode(), Caller("", False))]
+        self._callers += [(each.key.encode(), Caller(each.name, each.learns)) for each in keys]
+        self._runs = runs
         self._max_open = max_open
         self._num_open = 0
         self._began_s = int(time.time())
@@ -114,6 +161,9 @@ class OpenAiApp:
                 Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
                 Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
                 Route("/inference/v1/generate", self._guarded(self._tokens), methods=["POST"]),
+                Route("/v1/episodes", self._guarded(self._open_run), methods=["POST"]),
+                Route("/v1/episodes/{id}", self._guarded(self._run_state), methods=["GET"]),
+                Route("/v1/episodes/{id}/reward", self._guarded(self._reward), methods=["POST"]),
                 Route("/tokenize", self._guarded(self._tokenize), methods=["POST"]),
                 Route("/detokenize", self._guarded(self._detokenize), methods=["POST"]),
                 Route("/{path:path}", self._guarded(self._unknown), methods=["GET", "POST", "PUT", "DELETE"]),
@@ -142,18 +192,24 @@ class OpenAiApp:
 
     async def _chat(self, request: Request) -> Response:
         asked = await self._read(ChatRequest, request)
+        run = await self._run_of(request)
         form = form_of(asked)
         messages = form.shown(messages_of(asked.messages))
         prefill = (Message(role="assistant", content=form.prefill),) if form.prefill else ()
         prompt_ids = await self._encoded(self.memory.prompt, (*messages, *prefill))
         num_top = asked.top_logprobs if asked.logprobs else 0
         most = asked.max_completion_tokens or asked.max_tokens
+        if run is not None:
+            asked, most = self._as_recorded(asked, most)
         requests = self._requests(asked, [prompt_ids], most, num_top)
         stops = (*asked.stops, *form.stops)
 
-        def remember(turn: ChatTurn) -> None:
+        async def finish(turn: ChatTurn) -> None:
+            """Records and remembers a turn before its client has it."""
+            made = turn.answer.completion.token_ids
+            if run is not None and self._runs is not None and made:
+                await self._runs.record(run, recorded_call(turn.answer, requests[0].sampling))
             if not turn.answer.stop:  # else the client has less text than the model made
-                made = turn.answer.completion.token_ids
                 is_ended = bool(made) and made[-1] in self._model.tokenizer.eos_ids
                 self.memory.add(messages, turn.text, [*turn.answer.prompt_ids, *made], is_ended)
 
@@ -164,13 +220,13 @@ class OpenAiApp:
         if asked.stream:
             opening = {"role": "assistant", "content": "" if form.is_free else None}
             steps = (
-                partial(self._steps, requests, stops) if form.is_free else partial(self._turns, requests, stops, form)
+                partial(self._steps, requests, stops, form, finish)
+                if form.is_free
+                else partial(self._turns, requests, stops, form, finish)
             )
             kind = "chat.completion.chunk"
-            return self._streamed(asked, len(requests), steps, kind, chunk, {"delta": {}}, opening, form, remember)
-        turns = await self._whole(request, [self._turn(each, stops, form) for each in requests])
-        for turn in turns:
-            remember(turn)
+            return self._streamed(asked, len(requests), steps, kind, chunk, {"delta": {}}, opening)
+        turns = await self._whole(request, [self._turn(each, stops, form, finish) for each in requests])
         shown = {"has_logprobs": asked.logprobs, "has_token_ids": asked.return_token_ids}
         choices = [chat_choice(self._model.tokenizer, turn, index, **shown) for index, turn in enumerate(turns)]
         reply = self._reply("chat.completion", [turn.answer for turn in turns], choices, 1)
@@ -272,13 +328,15 @@ class OpenAiApp:
     ) -> list[Coroutine[Any, Any, Answer]]:
         return [whole_answer(self._model.completer, self._model.tokenizer, each, stops) for each in requests]
 
-    async def _turn(self, request: CompletionRequest, stops: Sequence[str], form: TurnForm) -> ChatTurn:
-        """An answer of the form, of several that are tried. Raises RequestRefused and Unavailable."""
-        problem = ""
-        for seed in range(request.seed, request.seed + (MAX_TRIES if request.sampling.temperature else 1)):
+    async def _turn(self, request: CompletionRequest, stops: Sequence[str], form: TurnForm, finish: Finish) -> ChatTurn:
+        """The first answer of the form, or the last that was tried, finished. Raises RequestRefused and Unavailable."""
+        num_tries, problem = MAX_TRIES if request.sampling.temperature else 1, ""
+        for seed in range(request.seed, request.seed + num_tries):
             (made,) = self._answers([replace(request, seed=seed)], stops)
             turn = form.read(await made)
             problem = form.problem(turn)
+            if not problem or seed == request.seed + num_tries - 1:
+                await finish(turn)
             if not problem:
                 return turn
         raise RequestRefused(f"the model gave no answer of the form that was asked for: {problem}", status=422)
@@ -310,13 +368,8 @@ class OpenAiApp:
         chunk: Callable[[AnswerPiece, int, int], JsonDict],
         ending: JsonDict,
         opening: JsonDict | None = None,
-        form: TurnForm | None = None,
-        remember: Callable[[ChatTurn], None] = lambda turn: None,
     ) -> Response:
-        """Response with server-sent events: the steps of `count` choices, then their endings. Raises RequestRefused.
-
-        `form`: of the turns of a chat, each of which is remembered before its ending is sent; None: no chat.
-        """
+        """Response with server-sent events: the steps of `count` choices, then their endings. Raises RequestRefused."""
         self._require_room(count)  # now, while a status can still be sent
         head = self._head(kind)
 
@@ -342,9 +395,6 @@ class OpenAiApp:
                                 if step.text or made["logprobs"] or asked.return_token_ids:
                                     yield event([made])
                                 continue
-                            turn = step if isinstance(step, ChatTurn) or form is None else form.read(step)
-                            if isinstance(turn, ChatTurn):
-                                remember(turn)
                             if isinstance(step, ChatTurn):
                                 part = chunk(as_piece(step.answer), index, 0)
                                 if asked.return_token_ids:
@@ -352,14 +402,13 @@ class OpenAiApp:
                                 for delta in chat_deltas(step):
                                     yield event([part | {"delta": delta}])
                                     part = {"index": index, "logprobs": None, "finish_reason": None}
-                            answer = turn.answer if isinstance(turn, ChatTurn) else turn
+                            answer = step.answer if isinstance(step, ChatTurn) else step
                             answers.append(answer)
                             last = token_choice(answer, index)
                             del last["logprobs"], last["token_ids"]
-                            finish = (
-                                {"finish_reason": "tool_calls"} if isinstance(turn, ChatTurn) and turn.calls else {}
-                            )
-                            yield event([{**ending, **last, **finish}])
+                            if isinstance(step, ChatTurn) and step.calls:
+                                last["finish_reason"] = "tool_calls"
+                            yield event([{**ending, **last}])
             except (Unavailable, RequestRefused) as error:  # the status was sent before
                 yield b"data: " + json.dumps(error_body(str(error), "server_error")).encode() + b"\n\n"
                 return
@@ -370,10 +419,10 @@ class OpenAiApp:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _turns(
-        self, requests: Sequence[CompletionRequest], stops: Sequence[str], form: TurnForm
+        self, requests: Sequence[CompletionRequest], stops: Sequence[str], form: TurnForm, finish: Finish
     ) -> AsyncGenerator[tuple[int, ChatTurn]]:
         """Yields the turns of all requests in order, each with the index of its request."""
-        tasks = [asyncio.create_task(self._turn(each, stops, form)) for each in requests]
+        tasks = [asyncio.create_task(self._turn(each, stops, form, finish)) for each in requests]
         try:
             for index, task in enumerate(tasks):
                 yield index, await task
@@ -383,9 +432,16 @@ class OpenAiApp:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _steps(
-        self, requests: Sequence[CompletionRequest], stop: Sequence[str]
+        self,
+        requests: Sequence[CompletionRequest],
+        stop: Sequence[str],
+        form: TurnForm | None = None,
+        finish: Finish | None = None,
     ) -> AsyncGenerator[tuple[int, AnswerPiece | Answer]]:
-        """Yields the pieces and answers of all requests as they come, each with the index of its request."""
+        """Yields the pieces and answers of all requests as they come, each with the index of its request.
+
+        `form`, `finish`: of a chat, whose turns are finished before they are yielded.
+        """
         news: asyncio.Queue[tuple[int, AnswerPiece | Answer | BaseException]] = asyncio.Queue()
 
         async def follow(index: int, request: CompletionRequest) -> None:
@@ -405,11 +461,80 @@ class OpenAiApp:
                 if isinstance(step, BaseException):
                     raise step
                 num_ended += isinstance(step, Answer)
+                if isinstance(step, Answer) and form is not None and finish is not None:
+                    await finish(form.read(step))
                 yield index, step
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- runs of agents -------------------------------------------------------------------------------
+
+    async def _open_run(self, request: Request) -> Response:
+        caller, runs = self._learning(request)
+        if caller.run is not None:
+            raise RequestRefused("no valid key: the key of a run opens no other", status=403)
+        asked = await self._read(OpenRun, request)
+        run, key = await runs.open_session(caller.owner, asked.id or "", asked.task or "")
+        return JSONResponse(await runs.state(run) | {"key": key})
+
+    async def _run_state(self, request: Request) -> Response:
+        caller, runs = self._learning(request)
+        return JSONResponse(await runs.state(self._named_run(request, caller)))
+
+    async def _reward(self, request: Request) -> Response:
+        caller, runs = self._learning(request)
+        asked = await self._read(RewardFields, request)
+        return JSONResponse(await runs.reward(self._named_run(request, caller), asked.named))
+
+    async def _run_of(self, request: Request) -> RunRow | None:
+        """The run that a call belongs to, by its key or by X-Episode; None if it is recorded nowhere."""
+        name, task = request.headers.get("x-episode", ""), request.headers.get("x-task", "")
+        caller: Caller = request.state.caller
+        if caller.run is None and not name:
+            if task:
+                raise RequestRefused("X-Task: names the task of a run; send X-Episode with the run, too", "X-Task")
+            return None
+        caller, runs = self._learning(request)
+        for field, value, pattern in (("X-Episode", name, RUN_NAME), ("X-Task", task, TASK_NAME)):
+            if value and not re.fullmatch(pattern, value):
+                raise RequestRefused(f"{field}: {value[:80]!r} does not match {pattern}", field)
+        if caller.run is not None and name not in ("", caller.run.name):
+            raise RequestRefused(f"X-Episode: this key is of the run {caller.run.name!r}", "X-Episode", 403)
+        return await runs.begin_call(caller.run or RunKey(caller.owner, name), task)
+
+    def _as_recorded(self, asked: ChatRequest, most: int | None) -> tuple[ChatRequest, int]:
+        """A request as it is answered within a run, and its most tokens: within the rules of what is learned from."""
+        assert self._runs is not None, "a call is of a run"
+        rules = self._runs.rules
+        if asked.n > 1:
+            raise RequestRefused(f"n: {asked.n} answers; a call of a run has one", "n")
+        if "temperature" not in asked.model_fields_set:
+            asked = asked.model_copy(update={"temperature": rules.temperature})
+        return asked, min(most or rules.max_new_tokens, rules.max_new_tokens)
+
+    def _learning(self, request: Request) -> tuple[Caller, AgentRuns]:
+        """The caller and the runs. Raises RequestRefused if nothing is learned from calls with its key."""
+        caller: Caller = request.state.caller
+        if self._runs is None or not caller.learns:
+            raise RequestRefused(
+                "this key is not learned from: use one of [[serve.keys]] with learn = true (docs/agents.md)", status=403
+            )
+        return caller, self._runs
+
+    def _named_run(self, request: Request, caller: Caller) -> RunKey:
+        """The run in the address: of the caller's key, and no other than its own. Raises RequestRefused."""
+        run = RunKey(caller.owner, request.path_params["id"])
+        if not re.fullmatch(RUN_NAME, run.name) or caller.run not in (None, run):
+            raise RequestRefused(f"no run {run.name[:80]!r} of this key", "id", 404)
+        return run
+
+    def _caller(self, given: str) -> Caller | None:
+        """The caller with this bearer token; None if it is no key."""
+        found = [caller for key, caller in self._callers if hmac.compare_digest(given.encode(), key)]
+        run = None if found or self._runs is None else self._runs.of_session(given)
+        return found[0] if found else None if run is None else Caller(run.owner, True, run)
 
     # --- shared ---------------------------------------------------------------------------------------
 
@@ -417,10 +542,11 @@ class OpenAiApp:
         """Wraps an endpoint: refuses callers without the key, and turns errors into replies for OpenAI's clients."""
 
         async def answer(request: Request) -> Response:
-            given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-            if not hmac.compare_digest(given, self._key):
+            caller = self._caller(request.headers.get("authorization", "").removeprefix("Bearer "))
+            if caller is None:
                 body = error_body("no valid key: send `Authorization: Bearer KEY`", "invalid_request_error")
                 return JSONResponse(body, 401, headers={"WWW-Authenticate": "Bearer"})
+            request.state.caller = caller
             try:
                 return await endpoint(request)
             except RequestRefused as error:
@@ -448,7 +574,7 @@ class OpenAiApp:
         except (ValueError, RecursionError):
             raise RequestRefused("body: not JSON") from None
         asked = read_request(kind, data)
-        if asked.model not in ("", self._model.name):
+        if getattr(asked, "model", "") not in ("", self._model.name):
             raise RequestRefused(f"model: {asked.model!r} is not served; {self._model.name!r} is", "model", 404)
         return asked
 

@@ -7,11 +7,12 @@ return_token_ids, prompt_logprobs, stop_token_ids) and `/inference/v1/generate`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from swarm.episode import Message
+from swarm.environments.replay import MAX_REWARD
+from swarm.episode import OUTCOME, Message
 from swarm.types import Sampling
 
 MAX_CHOICES: Final = 64  # of one request: prompts times n
@@ -19,6 +20,9 @@ MAX_TOP: Final = 20
 LEAST_TEMPERATURE: Final = 0.01  # logits overflow below it; also vLLM's lower bound
 _MAX_STOPS: Final = 16
 _MAX_TOOLS: Final = 128
+_MAX_REWARDS: Final = 32
+RUN_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
+TASK_NAME: Final = r"^[ -~]{1,128}$"
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # field -> values that change nothing
     "min_p": (0, None),
     "presence_penalty": (0, None),
@@ -221,6 +225,43 @@ class ChatRequest(AnswerFields):
     response_format: ResponseFormat | None = None
 
 
+class OpenRun(_Fields):
+    """Body of POST /v1/episodes."""
+
+    id: Annotated[str, Field(pattern=RUN_NAME)] | None = None
+    task: Annotated[str, Field(pattern=TASK_NAME)] | None = None
+
+
+class RewardFields(_Fields):
+    """Body of POST /v1/episodes/{id}/reward: one reward, or several by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    rewards: (
+        Annotated[
+            dict[
+                Annotated[str, Field(pattern=RUN_NAME)],
+                Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False)],
+            ],
+            Field(min_length=1, max_length=_MAX_REWARDS),
+        ]
+        | None
+    ) = None
+
+    @property
+    def named(self) -> dict[str, float]:
+        """The rewards by name. Raises RequestRefused if there is none, or `outcome` is outside of [0, 1]."""
+        if (self.reward is None) == (self.rewards is None):
+            raise RequestRefused("reward: give `reward`, a number in [0, 1], or `rewards` by name", "reward")
+        found = {OUTCOME: self.reward} if self.reward is not None else dict(self.rewards or {})
+        worth = found.get(OUTCOME, sum(found.values()) / len(found))
+        if not 0 <= worth <= 1:
+            what = OUTCOME if OUTCOME in found else "their mean, which counts without `outcome`,"
+            raise RequestRefused(f"rewards: {what} is {worth:g}, outside of [0, 1]; scale it", "rewards")
+        return found
+
+
 class TextRequest(AnswerFields):
     """Body of POST /v1/completions."""
 
@@ -263,6 +304,7 @@ def read_request(kind: type[Body], data: object) -> Body:
     """Checks decoded JSON and returns it as a request. Raises RequestRefused, which names the first wrong field."""
     if not isinstance(data, dict):
         raise RequestRefused(f"the body must be a JSON object, got {type(data).__name__}")
+    data = {name: value for name, value in cast("dict[str, Any]", data).items() if value is not None}
     try:
         request = kind.model_validate(data)
     except ValidationError as error:

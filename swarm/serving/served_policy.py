@@ -3,7 +3,7 @@
 import logging
 import os
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +12,7 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Completer, Tokenizer
 
 if TYPE_CHECKING:
+    from swarm.serving.agent_runs import AgentRuns
     from swarm.serving.http_server import HttpServer
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,16 @@ KEY_FILE: Final = "api.key"  # in a node's directory
 
 
 def serve(
-    engine: Completer, tokenizer: Tokenizer, *, name: str, source: str, context_tokens: int, listen: str, key: str
+    engine: Completer,
+    tokenizer: Tokenizer,
+    *,
+    name: str,
+    source: str,
+    context_tokens: int,
+    listen: str,
+    key: str,
+    keys: Sequence[tuple[str, str, bool]] = (),
+    runs: "AgentRuns | None" = None,
 ) -> "tuple[HttpServer, str]":
     """Starts to serve an engine in a new thread.
 
@@ -32,6 +42,8 @@ def serve(
         context_tokens: most tokens of a prompt and its answer together.
         listen: host:port; port 0 takes a free one.
         key: bearer token that clients must send.
+        keys: further tokens, each with its name and True if runs of agents with it are learned from.
+        runs: runs of agents; None: none are recorded.
 
     Returns:
         The server, to be stopped before the engine is closed, and the base address for clients.
@@ -40,10 +52,11 @@ def serve(
         ConfigError: `listen` is not an address where the server can listen, or a package is missing.
     """
     with needs_packages():
-        from swarm.serving.openai_app import OpenAiApp, ServedModel
+        from swarm.serving.openai_app import ApiKey, OpenAiApp, ServedModel
 
     model = ServedModel(name=name, completer=engine, tokenizer=tokenizer, context_tokens=context_tokens, source=source)
-    server, address = start_server(OpenAiApp(model, key).routes, listen)
+    others = [ApiKey(key=token, name=name_, learns=learns) for token, name_, learns in keys]
+    server, address = start_server(OpenAiApp(model, key, keys=others, runs=runs).routes, listen)
     url = f"{address}/v1"
     logger.info("policy served", extra={"url": url, "model": name})
     return server, url
@@ -73,14 +86,14 @@ def needs_packages() -> Generator[None]:
         raise ConfigError(f"serving needs {error.name}: pip install 'swarm-trainer[serve]'") from None
 
 
-def read_or_make_key(directory: Path) -> str:
-    """The key in a node's directory; the first call makes it, in a file that only its owner can read.
+def read_or_make_key(directory: Path, name: str = "") -> str:
+    """The key in a node's directory, or a further one; the first call makes it, in a file that only its owner can read.
 
     Raises:
         ConfigError: the file has fewer than 16 characters, or others than ASCII.
         OSError: the file cannot be made or read.
     """
-    path = directory / KEY_FILE
+    path = directory / (f"api-{name}.key" if name else KEY_FILE)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:

@@ -88,7 +88,7 @@ class TurnForm:
         return ChatTurn(answer=answer, content=before.strip() if opening else "", calls=calls)
 
     def problem(self, turn: ChatTurn) -> str:
-        """Why a turn lacks the form; "" if it has it."""
+        """Reason for which a turn lacks the form; "" if it has it."""
         if self.needs_call and not turn.calls:
             return "it calls no tool"
         if not self.is_json or turn.calls:

@@ -109,7 +109,7 @@ class ScriptedAgent:
     async def num_asked(self) -> int:
         return 17
 
-    async def put(self, group: RolloutGroup) -> float:
+    async def put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()) -> float:
         if self.error is not None:
             raise self.error
         self.seen.append(group)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waits import HANG_S
+from waits import HANG_S, until
 
 from node.daemon import Daemon
 from swarm.config import NodeConfig
@@ -128,3 +128,63 @@ def test_a_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     (tmp_path / KEY_FILE).write_text("short\n")
     with pytest.raises(ConfigError, match="at least 16 ASCII characters"):
         read_or_make_key(tmp_path)
+
+
+async def test_a_node_without_questions_of_its_own_learns_from_what_agents_did_and_serves_the_result(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="swarm.serving")
+    config = NodeConfig.model_validate(
+        {
+            "dir": tmp_path / "node",
+            "worker": "inline",
+            "directory": {"kind": "none"},
+            "model": {"source": "tiny", "dtype": "float32"},
+            "serve": {"listen": "127.0.0.1:0", "keys": [{"name": "agents", "learn": True}]},
+            "generator": {"group_size": 2, "max_new_tokens": 4},
+            "replay": {"local_groups": 2, "external_groups": 0},
+        }
+    )
+    steps: asyncio.Queue[StepMade] = asyncio.Queue()
+
+    def count(event: Event) -> None:
+        if isinstance(event, StepMade):
+            steps.put_nowait(event)
+
+    async with Daemon(config, count) as it:
+        running = asyncio.create_task(it.run())
+        await until(lambda: any(record.message == "policy served" for record in caplog.records))
+        (url,) = {record.__dict__["url"] for record in caplog.records if record.message == "policy served"}
+        key = (config.dir / "api-agents.key").read_text()
+        messages = [{"role": "user", "content": "sort:cab="}]
+
+        def call(run: str, task: str) -> dict[str, Any]:
+            headers = {"X-Episode": run, "X-Task": task}
+            return post(url, "/chat/completions", key, {"messages": messages, "max_tokens": 4}, headers)
+
+        told: dict[str, Any] = {}
+        for number in range(4):
+            await asyncio.to_thread(call, f"run{number}", f"task{number // 2}")
+            reward = {"reward": number % 2}
+            told = await asyncio.to_thread(post, url, f"/episodes/run{number}/reward", key, reward)
+        assert told["state"] == "closed"
+        made = await steps.get()
+        assert made.num_local == 2 and not made.was_skipped
+        version: dict[str, Any] = {"step": 0}
+        while version["step"] < 1:  # the engine takes the new weights once the step was reported
+            (version,) = (await asyncio.to_thread(call, "later", "t"))["choices"][0]["policy_versions"]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def post(url: str, path: str, key: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """The reply to a request that is answered."""
+    host, _, base = url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(host, timeout=HANG_S)
+    sent = {"Authorization": f"Bearer {key}", **(headers or {})}
+    connection.request("POST", f"/{base}{path}", json.dumps(body), sent)
+    response = connection.getresponse()
+    read = json.loads(response.read())
+    connection.close()
+    assert response.status == 200, read
+    return read

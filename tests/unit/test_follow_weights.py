@@ -1,7 +1,7 @@
 """A worker without a trainer takes versions and generates: by pull, by push, in turn; and batches that it gives up."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import FollowConfig, NodeConfig
+from swarm.episode import EpisodeOutcome
 from swarm.errors import Unavailable
 from swarm.loops import update_weights
 from swarm.loops.update_weights import FollowWeightsLoop
@@ -94,7 +95,7 @@ class FakeExchange:
     async def num_asked(self) -> int:
         return len(self.put_steps)
 
-    async def put(self, group: RolloutGroup) -> float:
+    async def put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()) -> float:
         self.put_steps.append(group.oldest_step)
         return 0.0
 

@@ -1,6 +1,7 @@
 """Groups that the worker hands over: whole ones only, and each question once."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from swarm.activity import ignore_progress
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig
+from swarm.episode import EpisodeOutcome
 from swarm.flow import Backoff
 from swarm.loops.generate_loop import generate, make_groups
 from swarm.loops.worker import Overlap
@@ -25,7 +27,7 @@ class Exchange:
     async def num_asked(self) -> int:
         return len(self.numbers)
 
-    async def put(self, group: RolloutGroup) -> float:
+    async def put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()) -> float:
         self.numbers.append(group.task_id)
         return 0.0
 

@@ -30,7 +30,7 @@ def node(number: int, usable: frozenset[Correction] = frozenset(Correction)) -> 
 async def test_an_own_group_claims_the_sandboxs_rewards_and_is_admitted_by_another_node() -> None:
     ours, theirs = node(1), node(2)
     unscored = make_group(ours.node_id, texts=["7", "8"] * 4)
-    scored, sealed = await ours.own_groups.seal_and_store(unscored)
+    scored, sealed, _ = await ours.own_groups.seal_and_store(unscored)
     assert scored.is_made_here and scored.correction is Correction.EXACT
     assert [r.claimed_reward for r in scored.group.rollouts] == [1.0, 0.0] * 4 == scored.rewards.tolist()
     assert await ours.store.get(sealed.digest) == sealed
@@ -90,7 +90,7 @@ async def test_a_group_whose_answers_the_engine_cut_off_counts_as_asked_and_is_d
 
 async def test_a_group_that_the_recipe_may_not_learn_from_is_refused_at_admission() -> None:
     ours, theirs = node(1), node(2, usable=frozenset({Correction.NO_LOGPROBS}))
-    _, sealed = await ours.own_groups.seal_and_store(make_group(ours.node_id, texts=["7", "8"] * 4))
+    _, sealed, _ = await ours.own_groups.seal_and_store(make_group(ours.node_id, texts=["7", "8"] * 4))
     refused = await theirs.admission.admit(sealed, ours.node_id)
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNUSABLE_CORRECTION
     assert await theirs.store.get(sealed.digest) is None

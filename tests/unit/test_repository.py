@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 47_780,
+    "core": 47_870,
     "methods": 7_300,
     "extras": 5_400,
-    "operation": 24_000,
-    "packages": 92_700,
+    "operation": 26_300,
+    "packages": 95_300,
     "benchmarks": 9_480,
-    "tests": 76_720,
+    "tests": 77_900,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 

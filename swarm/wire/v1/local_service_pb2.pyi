@@ -23,12 +23,14 @@ class CapacityResponse(_message.Message):
     def __init__(self, num_groups: _Optional[int] = ..., num_asked: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("body", "producer")
+    __slots__ = ("body", "producer", "outcomes")
     BODY_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     body: _rollout_pb2.GroupBody
     producer: str
-    def __init__(self, body: _Optional[_Union[_rollout_pb2.GroupBody, _Mapping]] = ..., producer: _Optional[str] = ...) -> None: ...
+    outcomes: bytes
+    def __init__(self, body: _Optional[_Union[_rollout_pb2.GroupBody, _Mapping]] = ..., producer: _Optional[str] = ..., outcomes: _Optional[bytes] = ...) -> None: ...
 
 class PutResponse(_message.Message):
     __slots__ = ("reward_mean",)

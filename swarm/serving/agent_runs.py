@@ -1,0 +1,270 @@
+"""Runs of agents that a served model learns from: whose calls are recorded, when a run ends, and with which others.
+
+A run is one episode: its calls, then one reward. Runs of one task are compared with one another, in a group that closes
+with `group_size` runs, or `group_s` seconds after its first reward with those that it has.
+
+Invariant: a run without a reward, and one that no step may use, is never learned from; each run is told what became of
+it. Each key has bounds of its own: runs that are open, bytes of calls, and the time without a call.
+"""
+
+import asyncio
+import hashlib
+import logging
+import math
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from swarm.clock import Clock
+from swarm.episode import MAX_TURNS, EpisodeOutcome
+from swarm.errors import StorageFull, Unavailable
+from swarm.interfaces import Tokenizer
+from swarm.serving.openai_requests import RequestRefused
+from swarm.serving.run_groups import RecordedCall, group_of, oldest_step, why_not_learned
+from swarm.serving.run_store import ClosedGroup, RunRow, RunState, RunStore
+from swarm.types import JsonDict, NodeId, PolicyVersion, RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+MAX_OPEN_RUNS: Final = 256  # of one key
+MAX_BYTES: Final = 64 * 2**20  # of the calls that are kept for one key
+IDLE_S: Final = 86_400.0  # an open run without a call is over after a day
+LOOK_EVERY_S: Final = 1.0
+MAX_PUTS: Final = 5  # tries at a group that the node does not take
+SESSION_PREFIX: Final = "run-"  # of the keys of single runs
+SINGLE_RUN_RECIPE: Final = "reinforce_plus_plus"  # whose baseline is the mean of a step: it needs no group
+
+Result = TypeVar("Result")
+Put = Callable[[RolloutGroup, Sequence[EpisodeOutcome]], Coroutine[Any, Any, float]]
+"""(group, outcomes) -> mean reward, NaN if the node did not take the group."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRules:
+    """Rules of the node that a run of an agent keeps to in order to be learned from."""
+
+    run_id: str
+    node_id: NodeId
+    group_size: int
+    group_s: float  # from the first reward of a group until it closes
+    temperature: float  # of calls that name none
+    max_new_tokens: int  # of one answer
+    max_episode_tokens: int
+    max_age_steps: int
+    takes_single_runs: bool  # runs without a task are learned from
+
+
+@dataclass(frozen=True, slots=True)
+class RunKey:
+    """A run that a call belongs to: the name of its key, and its own."""
+
+    owner: str
+    name: str
+
+
+class AgentRuns:
+    """Runs of agents of one node.
+
+    Args:
+        store: the runs on the disk.
+        rules: what is learned from.
+        tokenizer: tokenizer of the served model.
+        version: newest version of the served policy.
+        compute_dtype: dtype of the engine's passes.
+        clock: wall clock.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        rules: RunRules,
+        tokenizer: Tokenizer,
+        version: Callable[[], PolicyVersion],
+        compute_dtype: str,
+        clock: Clock,
+    ) -> None:
+        self.rules = rules
+        self._store, self._tokenizer, self._clock = store, tokenizer, clock
+        self._version, self._compute_dtype = version, compute_dtype
+        self._sessions = {digest: RunKey(*names) for digest, names in store.sessions().items()}
+        self._num_tries: dict[int, int] = {}  # puts of a group
+
+    # --- for callers ------------------------------------------------------------------------------------
+
+    def of_session(self, key: str) -> RunKey | None:
+        """The run whose own key this is."""
+        return self._sessions.get(_digest(key)) if key.startswith(SESSION_PREFIX) else None
+
+    async def open_session(self, owner: str, name: str, task: str) -> tuple[RunKey, str]:
+        """Begins a run with a key of its own; "" as a name chooses one. Raises RequestRefused."""
+        run, key = RunKey(owner, name or secrets.token_hex(8)), SESSION_PREFIX + secrets.token_urlsafe(24)
+        if await self._in_thread(self._store.find, owner, run.name) is not None:
+            raise RequestRefused(f"id: the run {run.name!r} exists; choose another name", "id", 409)
+        await self._open(run, task, _digest(key))
+        self._sessions[_digest(key)] = run
+        return run, key
+
+    async def begin_call(self, run: RunKey, task: str) -> RunRow:
+        """The run of a call that is about to be answered; its first call opens it. Raises RequestRefused."""
+        row = await self._in_thread(self._store.find, run.owner, run.name)
+        if row is None:
+            await self._open(run, task, b"")
+            row = await self._in_thread(self._store.find, run.owner, run.name)
+            assert row is not None
+        if row.state is not RunState.OPEN:
+            raise RequestRefused(f"the run {run.name!r} is over: it has its reward", "X-Episode", 409)
+        if task and task != row.task:
+            raise RequestRefused(f"X-Task: the run {run.name!r} is of the task {row.task!r}", "X-Task", 409)
+        return row
+
+    async def record(self, row: RunRow, call: RecordedCall) -> None:
+        """Records an answer before its caller has it. Raises RequestRefused if the run is over, or the disk full."""
+        newest = await self._in_thread(self._store.find, row.owner, row.name)
+        if newest is None or newest.note:
+            return
+        _, num_bytes = await self._in_thread(self._store.totals, row.owner)
+        note = ""
+        if newest.num_calls >= MAX_TURNS:
+            note = f"more than {MAX_TURNS} calls"
+        elif num_bytes > MAX_BYTES:
+            note = f"calls of {num_bytes} bytes are kept for this key already, at most {MAX_BYTES}"
+        if note:
+            return await self._in_thread(self._store.spoil, row.number, note)
+        if not await self._in_thread(self._store.add_call, row.number, call, self._clock.now_s()):
+            raise RequestRefused(f"the run {row.name!r} is over: it got its reward during this call", "X-Episode", 409)
+
+    async def reward(self, run: RunKey, rewards: Mapping[str, float]) -> JsonDict:
+        """Ends a run with its rewards, once; the same rewards again change nothing. Raises RequestRefused."""
+        row = await self._in_thread(self._store.find, run.owner, run.name)
+        if row is None:
+            raise _unknown(run)
+        if row.state is not RunState.OPEN:
+            if row.rewards != dict(rewards):
+                raise RequestRefused(f"the run {run.name!r} is over, with other rewards", "reward", 409)
+            return await self.state(run)
+        calls = await self._in_thread(self._store.calls, row.number)
+        note = row.note or why_not_learned(calls, self.rules.max_episode_tokens)
+        oldest = 0 if note else oldest_step(calls)
+        note = note or self._age_note(oldest)
+        if not note and not row.task and not self.rules.takes_single_runs:
+            note = (
+                "a run without X-Task has no others to be compared with: name its task, or learn by a recipe without "
+                f'group baseline (learner.recipe = "{SINGLE_RUN_RECIPE}", replay.keep_zero_variance = true)'
+            )
+        await self._in_thread(self._store.reward, row.number, rewards, oldest, note, self._clock.now_s())
+        await self._in_thread(self._close_groups)
+        return await self.state(run)
+
+    async def state(self, run: RunKey) -> JsonDict:
+        """A run as its owner is shown it. Raises RequestRefused if there is none."""
+        row = await self._in_thread(self._store.find, run.owner, run.name)
+        if row is None:
+            raise _unknown(run)
+        shown: JsonDict = {
+            "object": "episode",
+            "id": row.name,
+            "task": row.task,
+            "state": row.state,
+            "num_calls": row.num_calls,
+            "rewards": dict(row.rewards),
+        }
+        if row.note:
+            shown["reason"] = row.note
+        if row.state is RunState.WAITING:
+            members = (await self._in_thread(self._store.waiting)).get((row.owner, row.task), [row])
+            left_s = members[0].rewarded_s + self.rules.group_s - self._clock.now_s()
+            shown["group"] = {"runs": len(members), "of": self.rules.group_size, "closes_in_s": round(max(0.0, left_s))}
+        return shown
+
+    # --- groups -----------------------------------------------------------------------------------------
+
+    async def hand_over_loop(self, put: Put) -> None:
+        """Closes groups whose time is over, and hands complete ones to the node, until cancelled."""
+        while True:
+            try:
+                await self.hand_over(put)
+            except (StorageFull, Unavailable) as error:
+                logger.warning("runs of agents wait", extra={"error": str(error)})
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def hand_over(self, put: Put) -> None:
+        """One round: what is due is closed, and complete groups are handed over. Raises StorageFull, Unavailable."""
+        idle = await self._in_thread(self._store.idle, self._clock.now_s() - IDLE_S)
+        if idle:
+            await self._in_thread(self._store.refuse, idle, f"no reward came in {IDLE_S:g} s after its last call")
+        await self._in_thread(self._close_groups)
+        for closed in await self._in_thread(self._store.closed_groups):
+            try:
+                group, outcomes = await self._in_thread(self._group_of, closed)
+            except Exception:  # task boundary: of one group, whose rows the disk may have changed
+                logger.exception("a group of agents' runs cannot be made", extra={"task": closed.task})
+                await self._in_thread(self._store.settle, closed.number, "its calls cannot be read: see the node's log")
+                continue
+            is_put = not math.isnan(await put(group, outcomes))
+            tries = self._num_tries[closed.number] = self._num_tries.get(closed.number, 0) + 1
+            if is_put or tries >= MAX_PUTS:
+                note = "" if is_put else f"the node did not take its group, {tries} times: see its log"
+                await self._in_thread(self._store.settle, closed.number, note)
+                del self._num_tries[closed.number]
+
+    def _group_of(self, closed: ClosedGroup) -> tuple[RolloutGroup, list[EpisodeOutcome]]:
+        return group_of(
+            self._store.runs_of(closed.number),
+            self._tokenizer,
+            task=closed.task,
+            run_id=self.rules.run_id,
+            producer=self.rules.node_id,
+            created_at_s=closed.closed_s,
+            compute_dtype=closed.compute_dtype,
+            max_new_tokens=self.rules.max_new_tokens,
+        )
+
+    def _close_groups(self) -> None:
+        """Closes groups that are complete, or due with two runs or more; drops runs that became too old (blocking)."""
+        now_s, rules = self._clock.now_s(), self.rules
+        for (_, task), members in self._store.waiting().items():
+            old = [row for row in members if self._age_note(row.oldest_step)]
+            for row in old:
+                self._store.refuse([row.number], self._age_note(row.oldest_step))
+            fresh = [row.number for row in members if row not in old]
+            if not task:
+                for number in fresh:
+                    self._store.close_group([number], f"run {number}", self._compute_dtype, now_s)
+                continue
+            while len(fresh) >= rules.group_size:
+                self._store.close_group(fresh[: rules.group_size], task, self._compute_dtype, now_s)
+                fresh = fresh[rules.group_size :]
+            if not fresh or now_s < min(row.rewarded_s for row in members if row.number in fresh) + rules.group_s:
+                continue
+            if len(fresh) > 1 or rules.takes_single_runs:
+                self._store.close_group(fresh, task, self._compute_dtype, now_s)
+            else:
+                self._store.refuse(fresh, f"no other run of its task was rewarded within {rules.group_s:g} s")
+
+    def _age_note(self, oldest: int) -> str:
+        age, most = self._version().step - oldest, self.rules.max_age_steps
+        return f"age {age} steps exceeds replay.max_age_steps {most}" if age > most else ""
+
+    async def _open(self, run: RunKey, task: str, secret: bytes) -> None:
+        num_open, num_bytes = await self._in_thread(self._store.totals, run.owner)
+        if num_open >= MAX_OPEN_RUNS or num_bytes > MAX_BYTES:
+            raise RequestRefused(
+                f"{num_open} runs of this key wait for a reward, of at most {MAX_OPEN_RUNS}, with {num_bytes} bytes of "
+                f"{MAX_BYTES}; reward them, or wait {IDLE_S:g} s",
+                status=429,
+            )
+        forgotten = await self._in_thread(self._store.open_run, run.owner, run.name, task, secret, self._clock.now_s())
+        for digest in forgotten:
+            self._sessions.pop(digest, None)
+
+    async def _in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
+        return await asyncio.to_thread(function, *arguments)
+
+
+def _unknown(run: RunKey) -> RequestRefused:
+    return RequestRefused(f"no run {run.name!r} of this key", "id", 404)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

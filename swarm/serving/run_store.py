@@ -1,0 +1,329 @@
+"""Runs of agents on the disk: their calls as sampled, their rewards, and the groups that they join.
+
+Invariant: what a method wrote outlives a kill of the process once the method returns, and each method is one
+transaction. A run has one reward, joins one group, and keeps its calls until that group is handed over. All methods
+block, and may be called from any thread.
+"""
+
+import json
+import sqlite3
+import threading
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from swarm.errors import StorageFull
+from swarm.serving.run_groups import RecordedCall, RecordedRun
+from swarm.sqlite_file import is_damage, is_full, move_aside
+from swarm.types import FinishReason, PolicyVersion, Sampling, VersionSpan
+
+KEPT_RUNS: Final = 10_000  # of each key whose runs are over; older ones are forgotten
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS runs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    owner TEXT NOT NULL, -- name of the key
+    name TEXT NOT NULL,
+    task TEXT NOT NULL, -- empty: no other run is compared with it
+    secret BLOB NOT NULL, -- digest of its own key; empty if it has none
+    used_s REAL NOT NULL,
+    state TEXT NOT NULL,
+    note TEXT NOT NULL DEFAULT '', -- why it is not learned from
+    num_calls INTEGER NOT NULL DEFAULT 0,
+    num_bytes INTEGER NOT NULL DEFAULT 0,
+    rewards TEXT NOT NULL DEFAULT '',
+    rewarded_s REAL NOT NULL DEFAULT 0,
+    oldest_step INTEGER NOT NULL DEFAULT 0,
+    in_group INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (owner, name)
+);
+CREATE INDEX IF NOT EXISTS runs_of_task ON runs(state, owner, task);
+CREATE TABLE IF NOT EXISTS calls (
+    run INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (run, place)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS groups (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    task TEXT NOT NULL,
+    closed_s REAL NOT NULL,
+    compute_dtype TEXT NOT NULL
+);
+"""
+
+
+class RunState(StrEnum):
+    """State of a run, as its owner is shown it."""
+
+    OPEN = "open"  # it waits for calls and for its reward
+    WAITING = "waiting"  # it has its reward, and waits for other runs of its task
+    CLOSED = "closed"  # its group is complete
+    LEARNED = "learned"  # its group waits for a step of the learner, or was in one
+    REFUSED = "not_learned"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRow:
+    """A run without its calls."""
+
+    number: int
+    owner: str
+    name: str
+    task: str
+    state: RunState
+    note: str
+    num_calls: int
+    num_bytes: int
+    rewards: Mapping[str, float]
+    rewarded_s: float
+    oldest_step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClosedGroup:
+    """A group of runs that is complete and not handed over."""
+
+    number: int
+    task: str
+    closed_s: float
+    compute_dtype: str
+
+
+_COLUMNS: Final = "number, owner, name, task, state, note, num_calls, num_bytes, rewards, rewarded_s, oldest_step"
+
+
+class RunStore:
+    """Runs of agents in one SQLite file; a damaged file is moved aside, and a new one begun."""
+
+    def __init__(self, path: Path, now_s: float) -> None:
+        """Opens or creates the file. Raises StorageFull if the disk has no room."""
+        self._lock = threading.RLock()
+        self.moved_aside: Path | None = None
+        try:
+            self._connection = self._open(path)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self.moved_aside = move_aside(path, now_s)
+            self._connection = self._open(path)
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            self._connection.close()
+
+    def sessions(self) -> dict[bytes, tuple[str, str]]:
+        """Digest of each run's own key -> (key, run)."""
+        rows = self._rows("SELECT secret, owner, name FROM runs WHERE secret != x''")
+        return {secret: (owner, name) for secret, owner, name in rows}
+
+    def open_run(self, owner: str, name: str, task: str, secret: bytes, now_s: float) -> list[bytes]:
+        """Begins a run that does not exist; returns the digests of keys of runs that were forgotten for it."""
+        with self._changing():
+            over = (owner, RunState.LEARNED, RunState.REFUSED, KEPT_RUNS)
+            chosen = "FROM runs WHERE owner = ? AND state IN (?, ?) ORDER BY number DESC LIMIT -1 OFFSET ?"
+            forgotten = [row[0] for row in self._rows(f"SELECT secret {chosen}", over)]
+            self._do(f"DELETE FROM runs WHERE number IN (SELECT number {chosen})", over)
+            self._do(
+                "INSERT OR IGNORE INTO runs (owner, name, task, secret, used_s, state) VALUES (?, ?, ?, ?, ?, ?)",
+                (owner, name, task, secret, now_s, RunState.OPEN),
+            )
+        return forgotten
+
+    def find(self, owner: str, name: str) -> RunRow | None:
+        """The run of a key by its name."""
+        rows = self._rows(f"SELECT {_COLUMNS} FROM runs WHERE owner = ? AND name = ?", (owner, name))
+        return _row(rows[0]) if rows else None
+
+    def totals(self, owner: str) -> tuple[int, int]:
+        """Number of open runs of a key, and bytes of all calls that are kept for it."""
+        query = "SELECT COALESCE(SUM(state = ?), 0), COALESCE(SUM(num_bytes), 0) FROM runs WHERE owner = ?"
+        return self._rows(query, (RunState.OPEN, owner))[0]
+
+    def add_call(self, run: int, call: RecordedCall, now_s: float) -> bool:
+        """Records a call of an open run; False if the run is over."""
+        body = _packed(call)
+        with self._changing():
+            changed = self._do(
+                "UPDATE runs SET num_calls = num_calls + 1, num_bytes = num_bytes + ?, used_s = ? "
+                "WHERE number = ? AND state = ?",
+                (len(body), now_s, run, RunState.OPEN),
+            )
+            if changed:
+                self._do("INSERT INTO calls SELECT number, num_calls, ? FROM runs WHERE number = ?", (body, run))
+        return bool(changed)
+
+    def spoil(self, run: int, note: str) -> None:
+        """Drops the calls of an open run that cannot be learned from; it still takes its reward."""
+        with self._changing():
+            self._do("UPDATE runs SET note = ? WHERE number = ?", (note, run))
+            self._drop_calls(run)
+
+    def calls(self, run: int) -> tuple[RecordedCall, ...]:
+        """The calls of a run, in order."""
+        return tuple(
+            _unpacked(row[0]) for row in self._rows("SELECT body FROM calls WHERE run = ? ORDER BY place", (run,))
+        )
+
+    def reward(self, run: int, rewards: Mapping[str, float], oldest_step: int, note: str, now_s: float) -> None:
+        """Gives an open run its reward: it waits for its group, or with a note is over."""
+        state = RunState.REFUSED if note else RunState.WAITING
+        with self._changing():
+            changed = self._do(
+                "UPDATE runs SET rewards = ?, oldest_step = ?, rewarded_s = ?, state = ?, note = ? "
+                "WHERE number = ? AND state = ?",
+                (json.dumps(dict(rewards)), oldest_step, now_s, state, note, run, RunState.OPEN),
+            )
+            if changed and note:
+                self._drop_calls(run)
+
+    def waiting(self) -> dict[tuple[str, str], list[RunRow]]:
+        """Runs that wait for others, in the order of their rewards, by key and task."""
+        query = f"SELECT {_COLUMNS} FROM runs WHERE state = ? ORDER BY rewarded_s, number"
+        found: dict[tuple[str, str], list[RunRow]] = {}
+        for row in map(_row, self._rows(query, (RunState.WAITING,))):
+            found.setdefault((row.owner, row.task), []).append(row)
+        return found
+
+    def close_group(self, runs: Sequence[int], task: str, compute_dtype: str, now_s: float) -> None:
+        """Makes a group of runs that wait."""
+        with self._changing():
+            values = (task, now_s, compute_dtype)
+            cursor = self._connection.execute(
+                "INSERT INTO groups (task, closed_s, compute_dtype) VALUES (?, ?, ?)", values
+            )
+            for run in runs:
+                self._do(
+                    "UPDATE runs SET state = ?, in_group = ? WHERE number = ?", (RunState.CLOSED, cursor.lastrowid, run)
+                )
+
+    def refuse(self, runs: Sequence[int], note: str) -> None:
+        """Ends runs that are not learned from, and drops their calls."""
+        with self._changing():
+            for run in runs:
+                self._do("UPDATE runs SET state = ?, note = ? WHERE number = ?", (RunState.REFUSED, note, run))
+                self._drop_calls(run)
+
+    def closed_groups(self) -> list[ClosedGroup]:
+        """Groups that are complete and not handed over, oldest first."""
+        query = "SELECT number, task, closed_s, compute_dtype FROM groups ORDER BY number"
+        return [
+            ClosedGroup(number=number, task=task, closed_s=closed_s, compute_dtype=compute_dtype)
+            for number, task, closed_s, compute_dtype in self._rows(query)
+        ]
+
+    def runs_of(self, group: int) -> list[RecordedRun]:
+        """The runs of a group, with their calls."""
+        rows = self._rows("SELECT number, rewards FROM runs WHERE in_group = ? ORDER BY number", (group,))
+        return [RecordedRun(calls=self.calls(run), rewards=json.loads(rewards)) for run, rewards in rows]
+
+    def settle(self, group: int, note: str = "") -> None:
+        """Records that a group was handed over, or with a note that it could not be; drops the calls of its runs."""
+        state = RunState.REFUSED if note else RunState.LEARNED
+        with self._changing():
+            self._do("DELETE FROM calls WHERE run IN (SELECT number FROM runs WHERE in_group = ?)", (group,))
+            self._do("UPDATE runs SET state = ?, note = ?, num_bytes = 0 WHERE in_group = ?", (state, note, group))
+            self._do("DELETE FROM groups WHERE number = ?", (group,))
+
+    def idle(self, before_s: float) -> list[int]:
+        """Open runs without a call since `before_s` (wall clock)."""
+        query = "SELECT number FROM runs WHERE state = ? AND used_s < ?"
+        return [row[0] for row in self._rows(query, (RunState.OPEN, before_s))]
+
+    def _drop_calls(self, run: int) -> None:
+        self._do("UPDATE runs SET num_bytes = 0 WHERE number = ?", (run,))
+        self._do("DELETE FROM calls WHERE run = ?", (run,))
+
+    def _open(self, path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.executescript(_SCHEMA)
+        path.chmod(0o600)
+        return connection
+
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._lock:
+            return self._connection.execute(query, values).fetchall()
+
+    def _do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        return self._connection.execute(statement, values).rowcount
+
+    @contextmanager
+    def _changing(self) -> Generator[None]:
+        """One transaction: all or nothing. Raises StorageFull."""
+        with self._lock:
+            try:
+                self._do("BEGIN IMMEDIATE")
+                yield
+                self._do("COMMIT")
+            except BaseException as error:
+                if self._connection.in_transaction:
+                    self._do("ROLLBACK")
+                if isinstance(error, sqlite3.Error) and is_full(error):
+                    raise StorageFull(f"runs of agents: {error}") from None
+                raise
+
+
+def _row(values: Sequence[Any]) -> RunRow:
+    number, owner, name, task, state, note, num_calls, num_bytes, rewards, rewarded_s, oldest_step = values
+    return RunRow(
+        number=number,
+        owner=owner,
+        name=name,
+        task=task,
+        state=RunState(state),
+        note=note,
+        num_calls=num_calls,
+        num_bytes=num_bytes,
+        rewards=json.loads(rewards or "{}"),
+        rewarded_s=rewarded_s,
+        oldest_step=oldest_step,
+    )
+
+
+def _packed(call: RecordedCall) -> bytes:
+    """A call as bytes: the length of its head, the head as JSON, token ids and log-probs."""
+    sampling = call.sampling
+    head = {
+        "prompt": call.prompt_ids.size,
+        "tokens": call.token_ids.size,
+        "has_logprobs": call.logprobs is not None,
+        "spans": [[s.start, s.version.policy_id, s.version.step, s.version.digest.hex()] for s in call.spans],
+        "sampling": [sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens],
+        "finish": call.finish,
+    }
+    arrays = [call.prompt_ids.astype("<i4"), call.token_ids.astype("<i4")]
+    data = b"".join(each.tobytes() for each in arrays)
+    data += b"" if call.logprobs is None else call.logprobs.astype("<f4").tobytes()
+    text = json.dumps(head).encode()
+    return zlib.compress(len(text).to_bytes(4, "little") + text + data, 1)
+
+
+def _unpacked(body: bytes) -> RecordedCall:
+    data = zlib.decompress(body)
+    size = 4 + int.from_bytes(data[:4], "little")
+    head = json.loads(data[4:size])
+    num_prompt, num_tokens = head["prompt"], head["tokens"]
+    ids = np.frombuffer(data, "<i4", num_prompt + num_tokens, size).astype(np.int32)
+    logprobs = None
+    if head["has_logprobs"]:
+        logprobs = np.frombuffer(data, "<f4", num_tokens, size + 4 * ids.size).astype(np.float32)
+    temperature, top_p, top_k, max_new_tokens = head["sampling"]
+    return RecordedCall(
+        prompt_ids=ids[:num_prompt],
+        token_ids=ids[num_prompt:],
+        logprobs=logprobs,
+        spans=tuple(
+            VersionSpan(start=start, version=PolicyVersion(policy_id=policy, step=step, digest=bytes.fromhex(digest)))
+            for start, policy, step, digest in head["spans"]
+        ),
+        sampling=Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=max_new_tokens),
+        finish=FinishReason(head["finish"]),
+    )

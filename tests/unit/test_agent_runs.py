@@ -1,0 +1,360 @@
+"""Runs of agents: recorded token by token, rewarded once, compared within their task, and told what became of them."""
+
+import asyncio
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.config.node_config import AGENT_RUNS
+from swarm.episode import EpisodeOutcome
+from swarm.errors import Unavailable
+from swarm.exchange.agent import Agent
+from swarm.model.conversations import conversation_ids
+from swarm.objectives.draw_batch import make_batch
+from swarm.serving import agent_runs
+from swarm.serving.agent_runs import AgentRuns, RunKey, RunRules
+from swarm.serving.openai_app import ApiKey
+from swarm.serving.run_store import RunStore
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import ScriptedVerifier, make_identity
+from swarm.testing.nodes import make_agent, make_context
+from swarm.types import Correction, Draw, DrawnGroup, PolicyVersion, RolloutGroup
+from swarm.wire.envelopes import seal_group
+from tests.worlds.scripted_model import KEY, TOOL, ScriptedServer, called, tokenizer, user
+
+ADA, BOB = "the-key-of-ada-16", "the-key-of-bob-16"
+IDENTITY = make_identity(1)
+RULES = RunRules(
+    run_id="local",
+    node_id=IDENTITY.node_id,
+    group_size=2,
+    group_s=60.0,
+    temperature=0.9,
+    max_new_tokens=40,
+    max_episode_tokens=2000,
+    max_age_steps=4,
+    takes_single_runs=False,
+)
+
+
+class World:
+    """A served model, agents with keys, and the node that their groups go to."""
+
+    def __init__(self, path: Path, *texts: str, **rules: Any) -> None:
+        self.path, self.clock, self.rules = path, ManualClock(), replace(RULES, **rules)
+        self.version = PolicyVersion(policy_id=IDENTITY.node_id, step=3, digest=b"\x01" * 32)
+        self.put: list[tuple[RolloutGroup, Sequence[EpisodeOutcome]]] = []
+        self.mean = 0.5  # that `put` returns
+        self.runs = self._open()
+        keys = [ApiKey(key=ADA, name="ada", learns=True), ApiKey(key=BOB, name="bob", learns=True)]
+        self.server = ScriptedServer(*texts, keys=keys, runs=self.runs)
+        self.server.engine.version = self.version
+
+    def _open(self) -> AgentRuns:
+        self.store = RunStore(self.path / "agent_runs.sqlite", self.clock.now_s())
+        return AgentRuns(self.store, self.rules, tokenizer(), lambda: self.version, "float32", self.clock)
+
+    def restart(self) -> None:
+        """As after a kill: what is in memory is gone."""
+        self.store.close()
+        self.runs = self.server.app._runs = self._open()
+
+    async def _put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome]) -> float:
+        self.put.append((group, outcomes))
+        return self.mean
+
+    def hand_over(self) -> None:
+        asyncio.run(self.runs.hand_over(self._put))
+
+    def call(
+        self, run: str, *messages: dict[str, Any], task: str = "t", key: str = ADA, **fields: Any
+    ) -> dict[str, Any]:
+        headers = {"X-Episode": run} | ({"X-Task": task} if task else {})
+        body = {"messages": messages, "return_token_ids": True, **fields}
+        status, reply = self.server.ask("/v1/chat/completions", body, key=key, headers=headers)
+        assert status == 200, reply
+        return reply
+
+    def reward(self, run: str, body: object, key: str = ADA) -> tuple[int, dict[str, Any]]:
+        return self.server.ask(f"/v1/episodes/{run}/reward", body, key=key)
+
+
+@contextmanager
+def world(path: Path, *texts: str, **rules: Any) -> Generator[World]:
+    made = World(path, *texts, **rules)
+    with made.server:
+        yield made
+    made.store.close()
+
+
+def test_a_group_holds_the_tokens_that_were_sampled_after_the_very_tokens_that_they_were_sampled_after(
+    tmp_path: Path,
+) -> None:
+    with world(tmp_path, called(), "a part", "the sum is 3", "no") as it:
+        question = user("1+2?")
+        replies = [it.call("one", question, tools=[TOOL])]
+        replies.append(it.call("one", user("a sub-agent's question")))
+        message = replies[0]["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
+        replies.append(it.call("one", question, message, result, tools=[TOOL]))
+        other = it.call("two", user("1+2? quickly"), tools=[TOOL])
+        assert it.reward("one", {"rewards": {"outcome": 1.0, "brevity": -2.5}})[1]["group"]["runs"] == 1
+        assert it.reward("two", {"reward": 0.25})[1]["state"] == "closed"
+        it.hand_over()
+        ((group, outcomes),) = it.put
+        assert group.env == AGENT_RUNS and [outcome.reward for outcome in outcomes] == [1.0, 0.25]
+        assert outcomes[0].rewards == {"outcome": 1.0, "brevity": -2.5}
+        assert outcomes[0].conversations == (0, 1, 0) and outcomes[1].conversations == (0,)
+        assert group.rollouts[0].actions == (called(), "a part", "the sum is 3")
+        # each action, and what its conversation has before it
+        for rollout, outcome, expected in zip(group.rollouts, outcomes, (replies, [other]), strict=True):
+            trace = rollout.trace
+            assert trace is not None and trace.logprobs is not None
+            assert rollout.sampling.temperature == 0.9
+            own = conversation_ids(outcome.conversations, trace.turn_ids, trace.action_mask)
+            for turn, reply in enumerate(expected):
+                action = np.flatnonzero((trace.turn_ids == turn) & trace.action_mask)
+                conversation = own[action[0]]
+                before = trace.token_ids[: action[0]][own[: action[0]] == conversation].tolist()
+                opening = [] if conversation else group.prompt_ids.tolist()
+                assert [*opening, *before] == reply["prompt_token_ids"]
+                assert trace.token_ids[action].tolist() == reply["choices"][0]["token_ids"]
+                assert np.all(trace.logprobs[action] == -0.5)
+            assert np.isnan(trace.logprobs[~trace.action_mask]).all()
+            assert [span.version.step for span in trace.spans] == [3]
+        states = [it.server.ask(f"/v1/episodes/{run}/reward", {"reward": 0.25}, key=ADA)[0] for run in ("one", "two")]
+        assert states == [409, 200]
+
+
+def agent() -> Agent:
+    context = make_context(identity=IDENTITY)
+    store = MemoryGroupStore(context.clock, 10**7)
+    return make_agent(context, store, verifier=ScriptedVerifier(), tokenizer=tokenizer())
+
+
+async def test_a_group_of_runs_is_learned_from_once_with_its_outcomes_though_the_worker_dies_and_never_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise Unavailable("killed")
+
+    with world(tmp_path, "yes", "no") as it:
+        for run, value in (("one", 1.0), ("two", 0.0)):
+            await asyncio.to_thread(it.call, run, user(f"{run}?"))
+            await asyncio.to_thread(it.reward, run, {"rewards": {"outcome": value, "style": 0.5}})
+        ours = agent()
+        with monkeypatch.context() as killed:
+            killed.setattr(RunStore, "settle", die)
+            with pytest.raises(Unavailable):
+                await it.runs.hand_over(ours.local.put)
+        assert ours.replay.num_local == 1 and ours.own_groups.num_asked == 0
+        (scored,) = await ours.store.load_scored(10)
+        assert scored.rewards.tolist() == [1.0, 0.0] and scored.correction is Correction.EXACT
+        draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0)
+        batch = make_batch(draw, tokenizer())
+        assert batch.reward_parts["style"].tolist() == [0.5, 0.5]
+        assert AGENT_RUNS in ours.config.own_environments
+        ours.replay.discard(scored.digest, "learned from")
+        it.restart()
+        it.clock.advance(30.0)
+        await it.runs.hand_over(ours.local.put)
+        assert ours.replay.num_local == 0 and (await ours.store.head()).sequence == 1
+        assert (await it.runs.state(RunKey("ada", "one")))["state"] == "learned"
+        await it.runs.hand_over(it._put)
+        assert it.put == []
+
+
+def test_a_kill_in_the_middle_of_a_run_loses_nothing_and_a_run_without_reward_is_not_learned_from(
+    tmp_path: Path,
+) -> None:
+    with world(tmp_path, "a", "b", "c") as it:
+        first = it.call("one", user("1"))["choices"][0]
+        it.restart()
+        it.call("one", user("1"), first["message"], user("2"))
+        it.call("half", user("1"))
+        it.call("two", user("1"))
+        it.reward("one", {"reward": 1})
+        it.restart()
+        it.reward("two", {"reward": 0})
+        it.restart()
+        it.mean = float("nan")  # the node has no room
+        it.hand_over()
+        it.mean = 0.5
+        it.hand_over()
+        (refused, again) = it.put
+        assert [rollout.actions for rollout in again[0].rollouts] == [("a", "b"), ("c",)]
+        assert seal_group(refused[0], IDENTITY).digest == seal_group(again[0], IDENTITY).digest
+        it.clock.advance(agent_runs.IDLE_S + 1)
+        it.hand_over()
+        assert len(it.put) == 2
+        _, state = it.reward("half", {"reward": 1})
+        assert state["error"]["message"].startswith("the run 'half' is over")
+
+
+def test_a_group_closes_after_a_time_that_is_shown_and_old_or_single_runs_are_told_why_they_do_not_count(
+    tmp_path: Path,
+) -> None:
+    with world(tmp_path, "a", group_size=4) as it:
+        for run in ("one", "two", "three"):
+            it.call(run, user("1"))
+        it.reward("one", {"reward": 1})
+        it.clock.advance(20)
+        assert it.reward("two", {"reward": 0})[1]["group"] == {"runs": 2, "of": 4, "closes_in_s": 40}
+        it.call("old", user("1"), task="of old")
+        it.call("alone", user("1"), task="")
+        it.clock.advance(41)
+        it.version = replace(it.version, step=8)
+        told = [it.reward(run, {"reward": 1})[1] for run in ("old", "three")]
+        assert {each["reason"] for each in told} == {"age 5 steps exceeds replay.max_age_steps 4"}
+        assert {each["state"] for each in told} == {"not_learned"}
+        it.version = replace(it.version, step=7)
+        it.hand_over()
+        assert [len(group.rollouts) for group, _ in it.put] == []  # they grew too old while they waited
+        assert it.reward("alone", {"reward": 1})[1]["reason"].endswith("replay.keep_zero_variance = true)")
+    (tmp_path / "b").mkdir()
+    with world(tmp_path / "b", "a", group_size=4, takes_single_runs=True) as it:
+        for run in ("one", "two", "three"):
+            it.call(run, user("1"), task="" if run == "three" else "t")
+            it.reward(run, {"reward": 1})
+        it.hand_over()
+        it.clock.advance(61)
+        it.hand_over()
+        assert [len(group.rollouts) for group, _ in it.put] == [1, 2]
+
+
+def test_calls_that_make_no_episode_are_answered_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_runs, "MAX_TURNS", 2)
+    with world(tmp_path, "a", max_episode_tokens=300) as it:
+        it.call("ways", user("1"))
+        it.call("ways", user("1"), temperature=0.1)
+        for _ in range(3):
+            it.call("many", user("1"))
+        it.call("long", user("1 " * 200))
+        it.call("long", user("2 " * 200))
+        reasons = [it.reward(run, {"reward": 1})[1]["reason"] for run in ("ways", "many", "long")]
+        assert reasons[0].startswith("its calls have 2 ways of sampling") and reasons[1] == "more than 2 calls"
+        assert "exceed generator.max_episode_tokens 300" in reasons[2]
+        answer = it.call("cut", user("1"), max_tokens=1000)
+        assert it.server.engine.requests[-1].sampling.max_new_tokens == 40 and answer["choices"]
+
+
+SESSION = "/v1/episodes"
+
+
+def test_a_key_of_its_own_binds_calls_and_reward_to_one_run(tmp_path: Path) -> None:
+    with world(tmp_path, "a") as it:
+        status, opened = it.server.ask(SESSION, {"task": "t"}, key=ADA)
+        assert status == 200 and opened["state"] == "open"
+        key, run = opened["key"], opened["id"]
+        it.restart()
+        status, _ = it.server.ask("/v1/chat/completions", {"messages": [user("1")]}, key=key)
+        assert status == 200
+        assert it.server.ask(SESSION, {}, key=key)[0] == 403
+        it.call("other", user("1"))
+        assert it.reward("other", {"reward": 1}, key=key)[0] == 404
+        assert (
+            it.server.ask("/v1/chat/completions", {"messages": [user("1")]}, key=key, headers={"X-Episode": "x"})[0]
+            == 403
+        )
+        assert it.reward(run, {"reward": 1}, key=key)[1]["num_calls"] == 1
+        assert it.server.ask("/v1/chat/completions", {"messages": [user("1")]}, key=key)[0] == 409
+        assert it.server.ask(SESSION, {"id": run}, key=ADA)[0] == 409
+
+
+def test_nobody_rewards_a_run_of_another_key_or_records_with_a_key_that_does_not_learn(tmp_path: Path) -> None:
+    with world(tmp_path, "a") as it:
+        it.call("one", user("1"))
+        for key, status in ((BOB, 404), (KEY, 403), ("run-x", 401), (ADA[:-1], 401)):
+            assert it.reward("one", {"reward": 1}, key=key)[0] == status
+        it.call("one", user("1"), key=BOB)  # a run of its own
+        body, headers = {"messages": [user("1")]}, {"X-Episode": "one"}
+        assert it.server.ask("/v1/chat/completions", body, key=KEY, headers=headers)[0] == 403
+        assert it.server.ask("/v1/chat/completions", body, key=KEY)[0] == 200
+        state = it.reward("one", {"reward": 0.5})[1]
+        assert (state["num_calls"], state["group"]["runs"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"reward": NaN}',
+        b'{"reward": 1e999}',
+        {"reward": 1.5},
+        {"reward": -1},
+        {"reward": "x"},
+        {},
+        {"reward": 1, "rewards": {"a": 1}},
+        {"rewards": {}},
+        {"rewards": {"outcome": 2}},
+        {"rewards": {"a": 5, "b": 1}},
+        {"rewards": {"a b": 1}},
+        {"rewards": {"a": 1e9, "outcome": 1}},
+        {"rewards": {str(i): 0 for i in range(33)}},
+        {"reward": 1, "learn": True},
+        b"[" * 100_000,
+    ],
+    ids=str,
+)
+def test_a_reward_that_is_no_bounded_number_changes_nothing(tmp_path: Path, body: object) -> None:
+    with world(tmp_path, "a") as it:
+        it.call("one", user("1"))
+        status, reply = it.reward("one", body)
+        assert status == 400 and reply["error"]["type"] == "invalid_request_error"
+        assert it.reward("one", {"reward": 1})[0] == 200
+
+
+def test_runs_and_bytes_of_a_key_are_bounded_and_of_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_runs, "MAX_OPEN_RUNS", 2)
+    with world(tmp_path, "a") as it:
+        for run in ("one", "two"):
+            it.call(run, user("1"))
+        body = {"messages": [user("1")]}
+        status, reply = it.server.ask("/v1/chat/completions", body, key=ADA, headers={"X-Episode": "three"})
+        assert status == 429 and "at most 2" in reply["error"]["message"]
+        it.call("three", user("1"), key=BOB)
+        monkeypatch.setattr(agent_runs, "MAX_BYTES", 10)
+        it.call("one", user("2"))  # it is answered, and not kept
+        assert "bytes are kept for this key" in it.reward("one", {"reward": 1})[1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "words"),
+    [
+        ({"X-Episode": "a/b"}, {}, "X-Episode: 'a/b' does not match"),
+        ({"X-Episode": "a" * 65}, {}, "does not match"),
+        ({"X-Episode": "one", "X-Task": "t" * 129}, {}, "X-Task"),
+        ({"X-Task": "t"}, {}, "X-Task: names the task of a run"),
+        ({"X-Episode": "one"}, {"n": 2}, "n: 2 answers"),
+    ],
+)
+def test_a_call_that_belongs_to_no_one_run_is_refused(
+    tmp_path: Path, headers: dict[str, str], fields: dict[str, Any], words: str
+) -> None:
+    with world(tmp_path, "a") as it:
+        body = {"messages": [user("1")], **fields}
+        status, reply = it.server.ask("/v1/chat/completions", body, key=ADA, headers=headers)
+        assert status == 400 and words in reply["error"]["message"]
+        assert it.server.engine.requests == []
+
+
+def test_streamed_calls_and_missed_forms_are_recorded_too(tmp_path: Path) -> None:
+    with world(tmp_path, "streamed", "no call") as it:
+        headers, body = {"X-Episode": "one", "X-Task": "t"}, {"messages": [user("1")]}
+        assert it.server.send("/v1/chat/completions", body | {"stream": True}, key=ADA, headers=headers)[0] == 200
+        needed = body | {"tools": [TOOL], "tool_choice": "required"}
+        assert it.server.send("/v1/chat/completions", needed, key=ADA, headers=headers)[0] == 422
+        assert it.reward("one", {"reward": 0})[1]["num_calls"] == 2
+
+
+def test_a_damaged_file_of_runs_is_moved_aside(tmp_path: Path) -> None:
+    path = tmp_path / "agent_runs.sqlite"
+    path.write_bytes(b"no database" * 1000)
+    store = RunStore(path, 0.0)
+    assert store.moved_aside is not None and store.sessions() == {} and path.stat().st_mode & 0o777 == 0o600
+    store.close()
