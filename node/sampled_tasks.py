@@ -171,7 +171,7 @@ def _build(config: NodeConfig, tokenizer: Tokenizer | None) -> dict[str, Environ
         check_turns(tokenizer, environments.values())
     try:
         for section in config.environments:
-            if section.kind in ("jsonl", "function"):
+            if section.kind in ("jsonl", "function", "python"):
                 _read_records(environments[section.name], tokenizer, positions)
         if config.warm_up.answers:
             longest = config.generator.max_new_tokens

@@ -24,6 +24,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "dialogue": "swarm.extras.environments.dialogue:DialogueEnvironment",
     "nim": "swarm.extras.environments.nim:NimEnvironment",
     "notes": "swarm.extras.environments.notes:NotesEnvironment",
+    "python": "swarm.extras.environments.python_programs:PythonEnvironment",
     "plan": "swarm.extras.plan.plan_run:run_plan",
     "tinker": "swarm.extras.tinker.serve_tinker:serve_tinker",
 }

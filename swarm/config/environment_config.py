@@ -31,12 +31,14 @@ class EnvironmentConfig(Model):
         "code",
         "nim",
         "notes",
+        "python",
     ]
     """Kind of loader, see docs/environments.md. `function` and `plugin` name local code and are refused in a
     join manifest."""
     dataset: str = ""
-    """reasoning_gym: dataset name. jsonl: path. char: task name. function: `module:function`, plugin: `module:Class`
-    (in place of a module a path ending in .py), or the name of an entry point of the group `swarm.environments`."""
+    """reasoning_gym: dataset name. jsonl, python: path. char: task name. function: `module:function`, plugin:
+    `module:Class` (in place of a module a path ending in .py), or the name of an entry point of the group
+    `swarm.environments`."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the kind or dataset; retry: `inner` is a section like this one, without a name."""
     seed: NotNegative = 0
@@ -57,6 +59,9 @@ class EnvironmentConfig(Model):
     observations are believed and whose last action is scored again. `own`: of this node, and they never leave it."""
     scored_from: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
     """scored: node ids whose observations are believed, one at least."""
+    allow_code: bool = False
+    """python: carry out programs of the nodes in `scored_from`, in the confined process; off, nobody's but the own
+    model's."""
     reward_range: tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]] = (
         0.0,
         1.0,
@@ -74,8 +79,20 @@ class EnvironmentConfig(Model):
             raise ValueError(f"reward_range: {low:g} is not below {high:g}")
         if (low, high) != (0.0, 1.0) and self.kind != "function":
             raise ValueError(f"reward_range: kind {self.kind} has rewards in [0, 1]; leave it out")
-        if self.exchange == "scored" and self.kind != "plugin":
-            raise ValueError(f'exchange "scored" is for kind plugin; episodes of kind {self.kind} are replayed')
+        if self.kind == "python" and self.exchange == "replayable":
+            raise ValueError(
+                "kind python: nobody can replay what a program does within limits in seconds; set exchange = "
+                '"own", or "scored" with scored_from and allow_code = true (kind code counts steps, and is replayable)'
+            )
+        if self.kind == "python" and self.exchange == "scored" and not self.allow_code:
+            raise ValueError(
+                'kind python: exchange "scored" carries out programs that other nodes send; set allow_code = true to '
+                'want that, or exchange = "own"'
+            )
+        if self.allow_code and self.kind != "python":
+            raise ValueError(f"allow_code: kind {self.kind} carries out no program of another node; leave it out")
+        if self.exchange == "scored" and self.kind not in ("plugin", "python"):
+            raise ValueError(f'exchange "scored" is for kind plugin or python; kind {self.kind} is replayed')
         if self.exchange == "scored" and not self.scored_from:
             raise ValueError(
                 f'scored_from: empty, so exchange "scored" believes no observation in {self.name}; list the node ids '
@@ -103,4 +120,4 @@ class EnvironmentConfig(Model):
     @property
     def may_have_turns(self) -> bool:
         """True if episodes of this kind may have several turns; False if all are single answers."""
-        return self.kind not in ("reasoning_gym", "jsonl", "char", "function")
+        return self.kind not in ("reasoning_gym", "jsonl", "char", "function", "python")

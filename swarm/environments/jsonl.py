@@ -25,7 +25,6 @@ from swarm.plugins import code_version, load_object
 
 MAX_LINE_BYTES = 2**20
 _ROUNDING = 1e-9
-_PARAMS = frozenset({"path", "question", "answer"})
 
 RewardFunction = Callable[..., float | Mapping[str, float]]
 """(question, stripped answer, reference[, whole record]) -> a reward, or several rewards by name."""
@@ -38,14 +37,16 @@ class RecordEnvironment(AnswerEnvironment):
     fields, by default "question" and "answer".
     """
 
+    known_params = frozenset({"path", "question", "answer"})
     is_answer_needed = True  # each record has one
     is_record_needed = False  # by the judge; else a cached problem would keep its whole record in memory
 
     def __init__(self, config: EnvironmentConfig, verifier: str = "match") -> None:
         """Raises ConfigError for an unknown param, and as `open_records`."""
-        unknown = sorted(set(config.params) - _PARAMS)
+        unknown = sorted(set(config.params) - self.known_params)
         if unknown:
-            raise ConfigError(f"environment {config.name}: unknown param {unknown[0]!r}; known: {sorted(_PARAMS)}")
+            known = sorted(self.known_params)
+            raise ConfigError(f"environment {config.name}: unknown param {unknown[0]!r}; known: {known}")
         records = open_records(config, str(config.params.get("path") or config.dataset))
         self._record = records.record
         self._question_key = str(config.params.get("question", "question"))

@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Environment
 from swarm.plugins import EXTRAS, code_version, load_entry_point, load_extra, load_object, load_own, package_digest
 
-_READS_FILES: Final = ("jsonl", "function", "plugin")
+_READS_FILES: Final = ("jsonl", "function", "plugin", "python")
 ENTRY_POINTS: Final = "swarm.environments"  # group in which packages offer environments by name
 # of interfaces.Environment
 _MEMBERS: Final = ("name", "verifier", "num_tasks", "max_turns", "task", "episode", "reference")
@@ -31,7 +31,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "look_up": "swarm.environments.look_up:LookUpEnvironment",
     "reasoning_gym": "swarm.environments.reasoning_gym:ReasoningGymEnvironment",
 }
-SINGLE_ANSWERS: Final = ("reasoning_gym", "jsonl", "char", "function")  # kinds whose episodes have one action
+SINGLE_ANSWERS: Final = ("reasoning_gym", "jsonl", "char", "function", "python")  # kinds whose episodes have one action
 SIGNALS: Final = ("turn_rewards", "state_keys", "tool_calls", "reward_parts")
 """Signals that an environment may give besides the outcome (its attribute `signals`): a reward for each turn, a key of
 each state, calls of tools, several named rewards."""
@@ -169,7 +169,7 @@ def reads_files(config: EnvironmentConfig) -> bool:
 def record_paths(config: EnvironmentConfig) -> list[Path]:
     """Existing file or folder that an environment goes on reading after it was built, as a list of at most one."""
     config = config.inner or config
-    where = config.params.get("path") or (config.dataset if config.kind == "jsonl" else "")
+    where = config.params.get("path") or (config.dataset if config.kind in ("jsonl", "python") else "")
     if config.kind not in _READS_FILES or not where:
         return []
     path = Path(str(where)).expanduser()

@@ -53,6 +53,7 @@ class ConfiguredEnvironment:
         self.task, self.episode, self.reference = inner.task, inner.episode, inner.reference
         # optional attributes of an environment
         self.answer_cpu_s: float = getattr(inner, "answer_cpu_s", ANSWER_CPU_S)
+        self.program_cpu_s: float = getattr(inner, "program_cpu_s", 0.0)
         self.signals: Iterable[str] = getattr(inner, "signals", ())
         self.demonstration: Callable[[int], Actions] | None = getattr(inner, "demonstration", None)
 

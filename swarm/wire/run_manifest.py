@@ -162,9 +162,10 @@ def check_manifest(manifest: RunManifest) -> None:
 
 
 def _check_environment(where: str, env: EnvironmentConfig) -> None:
-    if env.kind == "function":
+    if env.kind in ("function", "python"):
+        what = "names local code" if env.kind == "function" else "carries out programs"
         raise ConfigError(
-            f"{where}.kind: unknown_environment: `{env.kind}` names local code, which no manifest may; each node adds "
+            f"{where}.kind: unknown_environment: `{env.kind}` {what}, which no manifest may; each node adds "
             "it: swarm join LINK --set 'environments=[...]' (docs/training.md)"
         )
     if env.kind == "plugin" and not (_PLAIN_NAME.fullmatch(env.dataset) and is_hex_digest(env.digest)):

@@ -30,9 +30,9 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 47_870,
+    "core": 48_490,
     "methods": 7_300,
-    "extras": 5_400,
+    "extras": 5_680,
     "operation": 26_300,
     "packages": 95_300,
     "benchmarks": 9_480,
@@ -139,6 +139,8 @@ def test_source_is_plain_ascii():
 
 
 def test_nothing_is_unpickled_and_nothing_is_evaluated():
+    # programs of a model in a process of their own, tests of one's own file in that which scores answers
+    carried_out = {"swarm/environments/sandbox/program_host.py", "swarm/extras/environments/python_programs.py"}
     found: list[str] = []
     for path in modules():
         tree = parsed(path)
@@ -149,6 +151,8 @@ def test_nothing_is_unpickled_and_nothing_is_evaluated():
             if isinstance(node, ast.stmt) and unpicklers & {name.split(".")[0] for name in names}:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} {names}")
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+                if node.func.id == "exec" and str(path.relative_to(ROOT)) in carried_out:
+                    continue
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.func.id}")
     assert not found, found
 

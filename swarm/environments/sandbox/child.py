@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,9 @@ from swarm.environments.sandbox.confine import (
     limit_scoring,
     python_places,
 )
-from swarm.environments.sandbox.confinement_check import file_outside, refusals
+from swarm.environments.sandbox.confinement_check import FIX, file_outside, missing_limits, refusals
+from swarm.environments.sandbox.frames import read_frame, write_frame
+from swarm.environments.sandbox.programs import take_cpu_s, use_host
 from swarm.episode import outcome_to_json
 from swarm.errors import ConfigError, described
 
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
     from swarm.episode import Actions
     from swarm.interfaces import Environment
 
-MAX_FRAME_BYTES: Final = 64 * 2**20
 COMMAND_BYTES: Final = 5  # one letter and a number: F, fork a scoring process with budget_s, or K, kill that process
 FORK, KILL = b"F", b"K"
 LEAST_SHARE_S: Final = 0.005  # CPU time of the first answers after a fork, which copy pages
@@ -47,6 +49,8 @@ FILES_HINT: Final = (
     "; while it plays, code of an environment opens no file but below params.path, writes none, starts no process and "
     "has no network: read what it needs in __init__, or name its file or folder in params.path"
 )
+_HOST_COMMAND: Final = (sys.executable, "-P", "-s", "-B", "-m", "swarm.environments.sandbox.program_host")
+_HOST_ENVIRONMENT: Final = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 _LOOK_AGAIN_S: Final = 0.0005  # least wait between two looks at the CPU time of a first try
 
 
@@ -54,13 +58,17 @@ def main() -> None:
     """Builds the environments, then forks and kills scoring processes as the parent commands, until end of file."""
     in_force = limit_process(int(sys.argv[1]))
     control = _take_standard_streams()
-    hello, environments, data_paths = _build(_read(control.fileno()))
+    hello, environments, data_paths = _build(read_frame(control.fileno()))
+    host, problem = _host_programs(hello.get("program_cpu_s", {}))
+    if problem:
+        hello: dict[str, Any] = {"error": "config", "detail": problem}
     places = [*python_places(), *data_paths]
     outside = file_outside(places)
     in_force["other_files_hidden"] = hide_files(places)
+    scorer = Scorer(environments, hello.get("answer_cpu_s", {}))
     gc.collect()
     gc.freeze()  # the pages of imported modules stay shared
-    _write(control.fileno(), json.dumps(hello).encode())
+    write_frame(control.fileno(), json.dumps(hello).encode())
     while True:
         command, descriptors, *_ = socket.recv_fds(control, COMMAND_BYTES, 1)
         if len(command) < COMMAND_BYTES:
@@ -70,14 +78,23 @@ def main() -> None:
             reply = {"status": _kill(number)}
         else:
             parent = os.getpid()
+            ends = socket.socketpair() if host else ()
             pid = os.fork()
             if pid == 0:
                 control.close()
+                if host and ends:
+                    host.close()
+                    ends[1].close()
+                    use_host(ends[0].detach())
                 in_force |= limit_scoring(number, parent)
-                _serve(descriptors[0], Scorer(environments, hello.get("answer_cpu_s", {})), in_force, places, outside)
+                _serve(descriptors[0], scorer, in_force, places, outside)
             os.close(descriptors[0])
+            if host and ends:
+                socket.send_fds(host, [FORK], [ends[1].fileno()])
+                for end in ends:
+                    end.close()
             reply = {"pid": pid}
-        _write(control.fileno(), json.dumps(reply).encode())
+        write_frame(control.fileno(), json.dumps(reply).encode())
 
 
 def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list[Path]]:
@@ -104,11 +121,35 @@ def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list
     for environment in environments.values():
         with suppress(Exception):  # imports and caches of a first answer are no answer's time
             replay(environment, 0, (environment.reference(0),))
+    program_cpu_s = {name: float(getattr(env, "program_cpu_s", 0.0)) for name, env in environments.items()}
     shapes = {name: (env.verifier, env.max_turns) for name, env in environments.items()}
     return (
-        {"answer_cpu_s": budgets, "shapes": shapes},
+        {"answer_cpu_s": budgets, "program_cpu_s": program_cpu_s, "shapes": shapes},
         environments,
         [path for config in configs for path in record_paths(config)],
+    )
+
+
+def _host_programs(cpu_s: Mapping[str, float]) -> tuple[socket.socket | None, str]:
+    """Starts the interpreter that carries out programs, if an environment has any.
+
+    Args:
+        cpu_s: name of each environment -> CPU seconds that the programs of an action may take; 0: it has none.
+
+    Returns:
+        The socket to it, None if there is none; and the reason why no program is carried out here, else "".
+    """
+    names = [name for name, most_s in cpu_s.items() if most_s > 0]
+    if not names:
+        return None, ""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        subprocess.Popen((*_HOST_COMMAND, sys.argv[1]), stdin=theirs.fileno(), cwd="/", env=_HOST_ENVIRONMENT)
+    if not (missing := missing_limits(json.loads(read_frame(ours.fileno()) or b"{}"))):
+        return ours, ""
+    return None, (
+        f"environments {', '.join(names)}: no program is carried out here, whoever wrote it, as the process for it is "
+        f"not confined: {', '.join(missing)} were tried and not refused. {FIX.partition('. ')[0]}."
     )
 
 
@@ -125,9 +166,9 @@ def _serve(sink: int, scorer: "Scorer", in_force: dict[str, bool], places: list[
         in_force["file_reads"] = leave_readable(places)
         in_force["system_calls"] = forbid_system_calls()
         in_force |= refusals(outside)  # an accepted limit need not be an effective one
-        _write(sink, scorer.encode({"limits": in_force, "cpu_s": time.process_time()}))
-        while frame := _read(sink):
-            _write(sink, scorer.answer(frame))
+        write_frame(sink, scorer.encode({"limits": in_force, "cpu_s": time.process_time()}))
+        while frame := read_frame(sink):
+            write_frame(sink, scorer.answer(frame))
     finally:
         os._exit(0)
 
@@ -158,7 +199,8 @@ class Scorer:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
-        return self.encode({**reply, "nonce": request["nonce"], "cpu_s": time.process_time()})
+        used = {"cpu_s": time.process_time(), "programs_cpu_s": take_cpu_s()}
+        return self.encode({**reply, "nonce": request["nonce"], **used})
 
     def encode(self, reply: dict[str, Any]) -> bytes:
         """A reply as the bytes of a frame."""
@@ -176,6 +218,8 @@ class Scorer:
     ) -> dict[str, Any]:
         """Replays the episodes; a `share` below 1 bounds their CPU time in all, between `least_s` and `first_s`."""
         environment = self._environments[env]
+        if share < 1 and getattr(environment, "program_cpu_s", 0.0):
+            return {"error": "share"}  # a program alone takes more than a first try
         try:
             task, reference = environment.task(task_id), environment.reference(task_id)
         except ConfigError as error:
@@ -233,31 +277,6 @@ def _take_standard_streams() -> socket.socket:
         os.dup2(null, descriptor)
     os.close(null)
     return control
-
-
-def _read(source: int) -> bytes:
-    """Reads a frame: four bytes of length, then its content; b"" at end of file. Exits if the frame is too long."""
-    size = int.from_bytes(_read_exactly(source, 4))
-    if size > MAX_FRAME_BYTES:
-        raise SystemExit(3)
-    return _read_exactly(source, size)
-
-
-def _read_exactly(source: int, size: int) -> bytes:
-    parts: list[bytes] = []
-    while size > 0:
-        part = os.read(source, min(size, 2**20))
-        if not part:
-            return b""
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _write(sink: int, frame: bytes) -> None:
-    data = memoryview(len(frame).to_bytes(4) + frame)
-    while data:
-        data = data[os.write(sink, data) :]
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class ScoringProcesses:
     _configs: tuple[EnvironmentConfig, ...]  # every environment that may be scored
     _limits: SandboxConfig
     answer_cpu_s: dict[str, float] = field(default_factory=dict[str, float], init=False)  # of each environment
+    program_cpu_s: dict[str, float] = field(default_factory=dict[str, float], init=False)  # of an action's programs
     shapes: dict[str, EnvironmentShape] = field(default_factory=dict[str, EnvironmentShape], init=False)
     _parent: asyncio.subprocess.Process | None = field(default=None, init=False)
     _control: socket.socket | None = field(default=None, init=False)
@@ -169,6 +170,7 @@ class ScoringProcesses:
             await self._stop()
             raise ConfigError(str(hello.get("detail")))
         self.answer_cpu_s = {str(name): float(value) for name, value in hello["answer_cpu_s"].items()}
+        self.program_cpu_s = {str(name): float(value) for name, value in hello["program_cpu_s"].items()}
         for name, (verifier, max_turns) in hello["shapes"].items():
             self.shapes[str(name)] = EnvironmentShape(verifier=str(verifier), max_turns=int(max_turns))
         return control

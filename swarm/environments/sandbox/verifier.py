@@ -49,6 +49,7 @@ FIRST_SHARE: Final = 0.02
 FIRST_MOST_S: Final = 0.1  # of it, however much an environment declares for an action
 FIRST_TIMEOUT_SHARE: Final = 0.2  # of timeout_s
 MOST_PLAYING: Final = 16  # processes of own episodes, where steps take longer than SLOW_STEP_S
+PROGRAM_PACE: Final = 20.0  # wall-clock seconds for a CPU second of programs: they have the lowest priority of all
 SLOW_STEP_S: Final = 0.02
 SLOW_NICE: Final = 5  # of the process of slow answers: a third of the CPU where others want it, too
 
@@ -303,14 +304,28 @@ class SandboxVerifier:
     async def _ask(self, process: ScoringProcess, request: "_Request", nonce: str) -> dict[str, Any]:
         frame = request.frame(nonce)
         began_s = cpu_s_of(process.pid)
+        programs_s = math.inf if self._has_programs(request) else 0.0  # of CPU; unknown without a reply
         try:
-            async with asyncio.timeout(self._limits.timeout_s * (FIRST_TIMEOUT_SHARE if request.is_first_try else 1.0)):
+            async with asyncio.timeout(self._timeout_s(request)):
                 process.writer.write(len(frame).to_bytes(4) + frame)
                 await process.writer.drain()
-                return await read_reply(process.reader)
+                reply = await read_reply(process.reader)
+                used_s = reply.get("programs_cpu_s", 0.0)
+                programs_s = max(used_s, 0.0) if isinstance(used_s, float) else math.inf
+                return reply
         finally:  # before the process may be reaped: afterwards its CPU time is unknown
-            taken_s = cpu_s_of(process.pid) - began_s
+            taken_s = cpu_s_of(process.pid) - began_s + programs_s
             process.taken_s = taken_s if taken_s >= 0 else math.inf
+
+    def _has_programs(self, request: "_Request") -> bool:
+        return self._processes.program_cpu_s.get(request.env, 0.0) > 0
+
+    def _timeout_s(self, request: "_Request") -> float:
+        """Wall-clock seconds for a request; programs get time beyond that, as they run on what others leave."""
+        if request.is_first_try:
+            return self._limits.timeout_s * FIRST_TIMEOUT_SHARE
+        program_s = self._processes.program_cpu_s.get(request.env, 0.0)
+        return self._limits.timeout_s + request.num_episodes * PROGRAM_PACE * program_s
 
     async def _failure(self, process: ScoringProcess, request: "_Request", problem: Exception) -> RolloutFailed:
         env, where = request.env, request.where
@@ -319,7 +334,7 @@ class SandboxVerifier:
             return TookLong(f"environment {env}: the answers took longer than a first try may")
         signal_number = await self._processes.end(process)
         if isinstance(problem, TimeoutError):
-            return RolloutFailed(f"{where}: scoring took longer than timeout_s {self._limits.timeout_s:g}")
+            return RolloutFailed(f"{where}: scoring took longer than timeout_s {self._timeout_s(request):g}")
         if signal_number == signal.SIGPROF:
             bound_s = self._processes.answer_cpu_s.get(env, 0.0)
             return RolloutFailed(f"{where}: an answer took more CPU time than answer_cpu_s {bound_s:g}")
