@@ -167,3 +167,38 @@ def _number(value: Any, least: float = -math.inf, most: float = math.inf) -> flo
     if not isinstance(value, (int, float)) or not least <= value <= most or not abs(value) < math.inf:
         raise ValueError(f"no finite number in [{least}, {most}]")
     return float(value)
+
+
+_TOLD: Final = (
+    ("<tool_call>", "</tool_call>"),
+    ("```", "```"),
+)  # what an environment reads of a turn, where it has some
+
+
+def untold_share(actions: Actions, transitions: Sequence[Transition] = ()) -> float:
+    """Share of an episode's characters beside what its environment reads; takes time linear in the texts.
+
+    A turn with tool calls or fenced code is read there alone, a malformed one nowhere, any other one as a whole.
+
+    Args:
+        actions: texts of the turns.
+        transitions: their outcomes, as far as they are known.
+    """
+    statuses = [each.status for each in transitions] + [TurnStatus.OK] * len(actions)
+    told = (
+        0 if status is TurnStatus.MALFORMED else _num_told(text)
+        for text, status in zip(actions, statuses, strict=False)
+    )
+    total = sum(map(len, actions))
+    return 1 - sum(told) / total if total else 0.0
+
+
+def _num_told(text: str) -> int:
+    for opening, closing in _TOLD:
+        if opening in text:
+            count = at = 0
+            while (begin := text.find(opening, at)) >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
+                at = end + len(closing)
+                count += at - begin
+            return count
+    return len(text)

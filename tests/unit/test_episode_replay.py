@@ -9,7 +9,16 @@ import pytest
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import NumberedEnvironment, Problem
 from swarm.environments.replay import MAX_OBSERVATION_CHARS, MAX_REWARD, LiveEpisodes, answer_reward, replay
-from swarm.episode import Action, EpisodeOutcome, Message, Transition, TurnStatus, outcome_from_json, outcome_to_json
+from swarm.episode import (
+    Action,
+    EpisodeOutcome,
+    Message,
+    Transition,
+    TurnStatus,
+    outcome_from_json,
+    outcome_to_json,
+    untold_share,
+)
 
 
 class Guess:
@@ -212,3 +221,23 @@ def test_what_is_held_out_follows_from_all_that_the_number_draws() -> None:
     environment = Guessing()
     held_out = [environment.task(task_id).is_held_out for task_id in range(50)]
     assert 0 < sum(held_out) < 50, "the question alone is the same for all"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "share"),
+    [
+        ("42", TurnStatus.OK, 0.0),
+        ("", TurnStatus.OK, 0.0),
+        ("abcd<tool_call>{}</tool_call>", TurnStatus.OK, 4 / 29),
+        ("abcd<tool_call>{}</tool_call>xyz<tool_call>{}</tool_call>", TurnStatus.OK, 7 / 57),
+        ("say\n```python\nx = 1\n```", TurnStatus.OK, 4 / 23),
+        ("go home", TurnStatus.MALFORMED, 1.0),
+    ],
+)
+def test_text_beside_what_is_read_is_shown_as_a_share(text: str, status: TurnStatus, share: float) -> None:
+    assert untold_share((text,), [Transition(status=status)]) == pytest.approx(share)
+
+
+def test_ends_that_do_not_come_cost_a_search_no_more_than_the_text() -> None:
+    assert untold_share(("<tool_call>" * 200_000,)) == 1.0
+    assert untold_share(("abcd", "```" * 100_001), [Transition()]) == pytest.approx(3 / 300_007)
