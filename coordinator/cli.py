@@ -1,20 +1,33 @@
 """The command line `swarm-coordinator`."""
 
 import asyncio
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from swarm.config import CoordinatorConfig, load_config
-from swarm.process import errors_explained, silence_grpc
+from swarm.config import CoordinatorConfig, config_file, load_config
+from swarm.process import errors_explained, is_running, silence_grpc
+
+DIRECTORY: Final = "swarm-coordinator"
+SAY_EVERY_S: Final = 5.0
+LOOK_S: Final = 0.2
+
+Directory = Annotated[
+    Path | None, typer.Argument(help="Directory with coordinator.toml. Default: swarm-coordinator.", show_default=False)
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="A coordinator.toml elsewhere, in place of the directory.")
+]
 
 app = typer.Typer(help="Run the coordinator of a swarm.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()
 def start(
-    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration of the coordinator (TOML).")],
+    directory: Directory = None,
+    config: Config = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override one key: --set listen=0.0.0.0:7000. Repeatable.")
     ] = None,
@@ -28,26 +41,38 @@ def start(
     from swarm.telemetry import setup_logging
 
     with errors_explained():
-        settings = load_config(CoordinatorConfig, config, set_)
+        settings = _settings(directory, config, set_)
         setup_logging(settings.telemetry.log_level, settings.telemetry.log_format, "coordinator")
         asyncio.run(run_coordinator(settings))
 
 
 @app.command()
 def link(
-    dir: Annotated[Path, typer.Option(help="Directory of the coordinator.")] = Path("swarm-coordinator"),
+    directory: Annotated[
+        Path | None,
+        typer.Argument(help="Directory of the coordinator. Default: swarm-coordinator.", show_default=False),
+    ] = None,
+    dir: Annotated[Path | None, typer.Option("--dir", help="The same as the argument.", show_default=False)] = None,
 ) -> None:
-    """Print the join link of the coordinator that runs in a directory."""
-    from coordinator.daemon import read_info
+    """Print the join link of the coordinator that runs in a directory; wait for one that is starting."""
+    from coordinator.daemon import INFO, read_info
 
+    where = directory or dir or Path(DIRECTORY)
     with errors_explained():
-        typer.echo(read_info(dir)["link"])
+        began_s = said_s = time.monotonic()
+        while not (where / INFO).exists() and is_running(where):
+            if (now_s := time.monotonic()) - said_s >= SAY_EVERY_S:
+                said_s = now_s
+                typer.echo(f"{where}: the coordinator is starting, for {now_s - began_s:.0f} s now", err=True)
+            time.sleep(LOOK_S)
+        typer.echo(read_info(where)["link"])
 
 
 @app.command()
 def invite(
     node_id: Annotated[str, typer.Argument(help="Id of the invited node, as its `swarm-node id` prints it.")],
-    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration of the coordinator (TOML).")],
+    directory: Directory = None,
+    config: Config = None,
     days: Annotated[float, typer.Option(min=0.01, max=400, help="How long the invitation is good.")] = 30.0,
 ) -> None:
     """Invite a node into the run: prints a text for `swarm join LINK --invitation TEXT`.
@@ -59,7 +84,7 @@ def invite(
     from swarm.wire.credentials import invite
 
     with errors_explained():
-        settings = load_config(CoordinatorConfig, config)
+        settings = _settings(directory, config)
         identity = Identity.load(settings.dir / "identity.key")
         typer.echo(invite(identity, settings.run_id, node_id, days, SystemClock().now_s()))
 
@@ -67,7 +92,8 @@ def invite(
 @app.command()
 def rotate(
     key: Annotated[Path, typer.Argument(help="File of the next key, which next_key of the configuration named.")],
-    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration of the coordinator (TOML).")],
+    directory: Directory = None,
+    config: Config = None,
 ) -> None:
     """Replace a lost or stolen key of the coordinator by the next one; stop the coordinator first.
 
@@ -77,10 +103,19 @@ def rotate(
     from coordinator.manifest_signing import rotate_key
 
     with errors_explained():
-        settings = load_config(CoordinatorConfig, config)
+        settings = _settings(directory, config)
         typer.echo(
             f"the coordinator's key is now {rotate_key(settings, key).node_id}; set another next_key, and start it"
         )
+
+
+def _settings(directory: Path | None, config: Path | None, overrides: list[str] | None = None) -> CoordinatorConfig:
+    """The configuration that a directory or --config names; without a `dir` of its own it is in that place."""
+    path = config_file(directory, config, DIRECTORY)
+    settings = load_config(CoordinatorConfig, path, overrides)
+    if config is None and "dir" not in settings.model_fields_set:
+        return settings.model_copy(update={"dir": path.parent})
+    return settings
 
 
 def main() -> None:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+INFO = "coordinator.json"  # in the directory of a coordinator that serves
+
 TIDY_EVERY_S = 10.0
 STOP_GRACE_S = 2.0
 
@@ -182,7 +184,7 @@ class CoordinatorDaemon(Service):
             "fingerprint": identity.node_id,
             "bootstrap_peers": list(self._bootstrap()),
         }
-        await asyncio.to_thread(write_json, config.dir / "coordinator.json", self.info)
+        await asyncio.to_thread(write_json, config.dir / INFO, self.info)
         places = {"listen": listen, "relay_port": relay.port, "http": http}
         logger.info("coordinator started", extra={"node": short(identity.node_id), **places})
 
@@ -235,20 +237,20 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
 
 def read_info(directory: Path) -> JsonDict:
     """Reads `coordinator.json` of the coordinator in a directory. Raises ConfigError if the file does not exist."""
-    path = directory / "coordinator.json"
+    path = directory / INFO
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: no coordinator runs in {directory}, or it still starts: swarm-coordinator start --config FILE; "
-            "--dir is `dir` of that file"
+            f"{path}: no coordinator runs in {directory}: swarm-coordinator start DIR, or --config FILE "
+            f"with dir = {str(directory)!r}"
         ) from None
 
 
 def _take_info(directory: Path) -> JsonDict:
     """Moves `coordinator.json` of the last run aside and returns its contents; {} if there are none."""
     with contextlib.suppress(FileNotFoundError):
-        (directory / "coordinator.json").replace(directory / "coordinator.last.json")
+        (directory / INFO).replace(directory / "coordinator.last.json")
     try:
         return dict(json.loads((directory / "coordinator.last.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

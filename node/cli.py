@@ -6,10 +6,18 @@ from typing import Annotated, Final
 
 import typer
 
-from swarm.config import NodeConfig, load_config
+from swarm.config import NodeConfig, config_file, load_config
 from swarm.process import errors_explained, silence_grpc
 
 KEY: Final = "identity.key"
+
+Directory = Annotated[
+    Path | None, typer.Argument(help="Directory of the node. Default: swarm-node.", show_default=False)
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="A node.toml elsewhere, in place of the directory.")
+]
+SameDirectory = Annotated[Path | None, typer.Option("--dir", help="The same as the argument.", show_default=False)]
 
 app = typer.Typer(help="Run one node of a swarm.", no_args_is_help=True, add_completion=False)
 
@@ -21,23 +29,34 @@ def _group() -> None:
 
 @app.command()
 def start(
-    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration of the node (TOML).")],
+    directory: Directory = None,
+    config: Config = None,
+    dir: SameDirectory = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override one key: --set replay.max_age_steps=2. Repeatable.")
     ] = None,
 ) -> None:
-    """Start the node and run until Ctrl-C or SIGTERM; a second Ctrl-C does not wait.
+    """Start the node of a directory and run until Ctrl-C or SIGTERM; a second Ctrl-C does not wait.
 
-    State (key, rollout store, checkpoints, events.jsonl, status.json) lives in the directory `dir` of
-    the configuration; starting again there resumes.
+    State (key, rollout store, checkpoints, events.jsonl, status.json) lives in the directory, or with --config in
+    `dir` of that file; starting again there resumes.
     """
     from node.daemon import run_daemon
     from swarm.telemetry import setup_logging
 
     with errors_explained():
-        settings = _where_its_key_is(load_config(NodeConfig, config, set_), config, set_ or [])
-        setup_logging(settings.telemetry.log_level, settings.telemetry.log_format, settings.name)
+        settings = _settings(directory or dir, config, set_ or [])
+        setup_logging(settings.telemetry.log_level, settings.telemetry.log_format, settings.shown_name)
         asyncio.run(run_daemon(settings))
+
+
+def _settings(directory: Path | None, config: Path | None, overrides: list[str]) -> NodeConfig:
+    """Configuration of the node that a directory or --config names; without a `dir` of its own it is in that place."""
+    path = config_file(directory, config)
+    settings = load_config(NodeConfig, path, overrides)
+    if config is None and "dir" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"dir": path.parent})
+    return _where_its_key_is(settings, path, overrides)
 
 
 def _where_its_key_is(settings: NodeConfig, path: Path, overrides: list[str]) -> NodeConfig:
@@ -55,23 +74,22 @@ def _where_its_key_is(settings: NodeConfig, path: Path, overrides: list[str]) ->
 
 @app.command("id")
 def show_id(
-    dir: Annotated[Path, typer.Option(help="Directory of the node; its key is made on first use.")] = Path(
-        "swarm-node"
-    ),
+    directory: Directory = None,
+    dir: SameDirectory = None,
 ) -> None:
-    """Print this node's id, by which a member invites it."""
+    """Print this node's id, by which a member invites it; its key is made on first use."""
     from swarm.process import load_or_create_identity
 
     with errors_explained():
-        typer.echo(load_or_create_identity(dir / KEY).node_id)
+        typer.echo(load_or_create_identity((directory or dir or Path("swarm-node")) / KEY).node_id)
 
 
 @app.command()
 def invite(
     node_id: Annotated[str, typer.Argument(help="Id of the invited node, as its `swarm-node id` prints it.")],
-    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration of your own node.")] = Path(
-        "swarm-node/node.toml"
-    ),
+    directory: Directory = None,
+    config: Config = None,
+    dir: SameDirectory = None,
     days: Annotated[float, typer.Option(min=0.01, max=400, help="How long the invitation is good.")] = 30.0,
 ) -> None:
     """Invite a node into the run: prints a text for `swarm join LINK --invitation TEXT`.
@@ -86,12 +104,12 @@ def invite(
     from swarm.wire.held_manifest import load_held, with_held
 
     with errors_explained():
-        settings = _where_its_key_is(load_config(NodeConfig, config), config, [])
+        settings = _settings(directory or dir, config, [])
         settings = with_held(settings, load_held(settings.dir, settings.run_id))
         identity = Identity.load(settings.dir / KEY)
         if identity.node_id not in settings.entry.members:
             raise ConfigError(
-                f"{config}: entry.members does not list this node, {identity.node_id}: only members invite; "
+                f"{settings.dir}: entry.members does not list this node, {identity.node_id}: only members invite; "
                 "ask the run's operator to list it, or a member to invite the other one"
             )
         typer.echo(invite(identity, settings.run_id, node_id, days, SystemClock().now_s()))

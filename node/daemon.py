@@ -184,7 +184,7 @@ class Daemon(Service):
         look = examine if config.is_alone else require_repeatable
         await look(config.environments, config.sandbox, narrow_tokenizer(config.model))
         identity = load_or_create_identity(config.dir / "identity.key")
-        await self._start_telemetry(config.name or short(identity.node_id))
+        await self._start_telemetry(config.shown_name)
         if held is not None:
             self._refresh = ManifestRefresh(config, identity, held, self.clock)
             config = self.config = with_held(config, await self._refresh.begin(), self._own_entry)

@@ -18,6 +18,7 @@ from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, pa
 from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.model.source import SHIPPED
+from swarm.printable import as_argument
 from swarm.process import load_or_create_identity
 from swarm.trained.own_directories import code_of_node, record_own, require_trusted
 from swarm.types import JsonDict, NodeId, Role
@@ -94,7 +95,7 @@ async def join_swarm(
     if start:
         say(await asyncio.to_thread(lambda: takes_line(with_choice(config, machine_choice(config)))))
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")
-        setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
+        setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.shown_name)
         await run_daemon(config)
 
 
@@ -141,7 +142,7 @@ def _require_same_node(config: NodeConfig, path: Path, link: JoinLink, roles: Se
     if wrong:
         raise ConfigError(
             f"{path}: {'; '.join(wrong)}; give the new node a directory of its own with --dir, "
-            f"or start this one as it is: swarm-node start --config {path}"
+            f"or start this one as it is: swarm-node start {as_argument(path.parent)}"
         )
 
 

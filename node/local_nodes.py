@@ -127,7 +127,7 @@ def main() -> None:
     die_with(arguments.parent)
     try:
         config = load_config(NodeConfig, arguments.config)
-        setup_logging("INFO", "console", config.name)
+        setup_logging("INFO", "console", config.shown_name)
         asyncio.run(run_daemon(config))
     except SwarmError as error:
         sys.exit(f"{type(error).__name__}: {error}")

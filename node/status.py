@@ -17,7 +17,7 @@ from swarm.diagnosis import Snapshot, status_findings
 from swarm.diagnosis.learning_rules import set_aside_words, waiting_words
 from swarm.diagnosis.process_rules import STALE_AFTER_S, paused_words
 from swarm.errors import ConfigError, Unavailable
-from swarm.printable import printable
+from swarm.printable import as_argument, printable
 from swarm.process import is_running, lock_holder
 from swarm.telemetry.warning_log import read_warnings
 from swarm.trained.learning_evidence import LearningEvidence
@@ -43,7 +43,9 @@ def read_status(directory: Path) -> JsonDict:
             starting = f"the node is starting{f' (pid {pid})' if pid else ''}"
             raise Unavailable(f"{directory}: {starting}; its status comes once its parts are up") from None
         if (directory / "events.jsonl").exists():
-            raise ConfigError(f"{path}: no status: the node ended before it had one; swarm why {directory}") from None
+            raise ConfigError(
+                f"{path}: no status: the node ended before it had one; swarm why {as_argument(directory)}"
+            ) from None
         raise ConfigError(f"{path}: no status; is {directory} the directory of a node that was started?") from None
     except NotADirectoryError:
         raise ConfigError(f"{directory} is a file; give the directory of a node") from None

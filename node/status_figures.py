@@ -20,7 +20,7 @@ def agent_figures(agent: Agent, config: NodeConfig) -> JsonDict:
     """The present figures of an agent: lineage, groups, peers, weights and trouble, in the units of their names."""
     return {
         "node_id": agent.node_id,
-        "name": config.name or config.dir.resolve().name,
+        "name": config.shown_name,
         "run_id": config.run_id,
         "pid": os.getpid(),
         "reward_mean": agent.own_groups.reward_mean.value,

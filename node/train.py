@@ -21,6 +21,7 @@ from swarm.config import NODE_FILE, NodeConfig
 from swarm.errors import ConfigError
 from swarm.events import Event
 from swarm.model.tokenizer import load_tokenizer
+from swarm.printable import as_argument
 from swarm.process import run_until_signal
 from swarm.telemetry import note_warning, read_events
 from swarm.telemetry.warning_log import DOUBT, UPSIDE_DOWN
@@ -81,7 +82,7 @@ async def train(
     set_up_logging("WARNING", "console", options.directory.name)
     say("looking at the questions, the reward and this machine")
     config = await prepare(options, say)
-    set_up_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
+    set_up_logging(config.telemetry.log_level, config.telemetry.log_format, config.shown_name)
     quiet_s = QUIET_S if sys.stdout.isatty() else QUIET_LOG_S
     watch = TrainingWatch(config, say, is_patient, quiet_s)
     watch.remember(await asyncio.to_thread(read_events, config.dir / "events.jsonl"))
@@ -135,7 +136,7 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
     lines += [f"warm-up    {line}" for line in warm_up_plan(config, sampled) if config.warm_up.answers]
     lines.append(f"recipe     {config.learner.recipe}, {rate}, {steps}")
     lines.append(await asyncio.to_thread(takes_line, with_choice(config, choice)))
-    lines.append(f"directory  {config.dir}: Ctrl-C saves and stops, `swarm train --dir {config.dir}` goes on")
+    lines.append(f"directory  {config.dir}: Ctrl-C saves and stops, `swarm train {as_argument(config.dir)}` goes on")
     return lines, sampled
 
 

@@ -16,6 +16,7 @@ from swarm.environments.hub_datasets import file_name, is_dataset, write_jsonl
 from swarm.errors import ConfigError
 from swarm.learn.checkpoint_state import CHECKPOINTS, newest_first
 from swarm.model.source import is_char_model
+from swarm.printable import as_argument
 from swarm.trained.own_directories import code_of_node, require_trusted
 from swarm.types import JsonDict
 
@@ -105,7 +106,7 @@ def resolve(options: TrainOptions) -> NodeConfig:
     if differing:
         raise ConfigError(
             f"{path} exists and says otherwise for {', '.join(sorted(differing)[:5])}: name another --dir for another "
-            f"training, or delete this one; `swarm train --dir {options.directory}` alone goes on with it"
+            f"training, or delete this one; `swarm train {as_argument(options.directory)}` alone goes on with it"
         )
     return config
 

@@ -21,6 +21,7 @@ from swarm.events import (
     VersionPublished,
     WarmedUp,
 )
+from swarm.printable import as_argument
 from swarm.telemetry.time_left import LONG_S, TimeLeft, duration_words
 from swarm.telemetry.warning_log import NOTHING_TO_LEARN
 from swarm.trained.learning_evidence import EvidenceTally
@@ -128,7 +129,7 @@ class TrainingWatch:
         stopped = [f"stopped at step {self.step}; the same command goes on from there"] if was_stopped else []
         if was_stopped and not self.step:
             return stopped  # no checkpoint yet: nothing to chat with
-        where, evidence = self.config.dir, self.learning.evidence
+        where, evidence = as_argument(self.config.dir), self.learning.evidence
         if not was_stopped and not self._has_stepped and not self._has_evaluated:
             return [
                 evidence.words,
@@ -174,7 +175,8 @@ class TrainingWatch:
         """The warm-up as the next thing to try, where no answer earned anything and there was none."""
         if self.config.warm_up.answers or self.best_reward > 0:
             return ""
-        return f"show the model right answers first: swarm train {self.config.dir} --warm-up references (or FILE.jsonl)"
+        again = f"swarm train {as_argument(self.config.dir)} --warm-up references (or FILE.jsonl)"
+        return f"show the model right answers first: {again}"
 
     def _say_signal(self) -> None:
         """Writes, once, in how many of the first groups rewards differ."""
@@ -209,7 +211,7 @@ class TrainingWatch:
             self._rewards, self._tokens = [], 0
             self._say(
                 f"step {self.step}  waits: {self.num_groups} groups since then, in none did rewards differ, highest "
-                f"mean reward {self.best_reward:.3g}; swarm why {self.config.dir} says what that may be"
+                f"mean reward {self.best_reward:.3g}; swarm why {as_argument(self.config.dir)} says what that may be"
             )
 
     def _say_step(self, event: StepMade) -> None:

@@ -73,7 +73,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with(arguments.parent)
     config = load_config(NodeConfig, arguments.config)
-    setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
+    setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.shown_name)
     rank = own_rank()
     if rank is None:
         forget_rank()

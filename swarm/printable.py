@@ -3,6 +3,9 @@
 Invariant: line feed and tab are the only control characters left, so no text moves the cursor or hides other text.
 """
 
+import shlex
+from pathlib import Path
+
 
 def printable(text: str) -> str:
     """The text with every non-printable character except line feed and tab replaced by its backslash escape."""
@@ -12,3 +15,8 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """As `printable`, with each line feed replaced by a space; for a name or value within a line."""
     return printable(text).replace("\n", " ")
+
+
+def as_argument(path: Path) -> str:
+    """A path as one word of a command that people copy, in quotes where a shell would split or change it."""
+    return printable(shlex.quote(str(path)))

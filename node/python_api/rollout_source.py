@@ -25,6 +25,7 @@ from swarm.errors import Unavailable
 from swarm.events import Event, GroupAdmitted
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.tokenizer import load_tokenizer
+from swarm.printable import as_argument
 from swarm.trained.newest_groups import group_of, reading
 from swarm.trained.samples import STORE
 from swarm.types import BoolArray, Correction, FloatArray, IntArray, NodeId, Role, Rollout, ScoredGroup
@@ -198,7 +199,7 @@ class RolloutSource:
         refused = ", ".join(f"{count} {reason}" for reason, count in self.refusals.items())
         return (
             f"not enough groups came in time; {len(self.peers)} nodes are connected, refused: {refused or 'none'}; "
-            f"`swarm why {self.config.dir}` says more"
+            f"`swarm why {as_argument(self.config.dir)}` says more"
         )
 
 

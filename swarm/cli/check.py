@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
-from typer import Option
+from typer import Argument, Option
 
 from swarm.cli.shared_options import Trust
 from swarm.errors import ConfigError
@@ -31,7 +31,10 @@ console = Console()
 
 
 def check(
-    config: Annotated[Path, Option("--config", "-c", help="node.toml or coordinator.toml")],
+    directory: Annotated[
+        Path | None, Argument(help="Directory of a node or coordinator. Default: swarm-node.", show_default=False)
+    ] = None,
+    config: Annotated[Path | None, Option("--config", "-c", help="node.toml or coordinator.toml")] = None,
     set_: Annotated[list[str] | None, Option("--set", help="Override one key.")] = None,
     prints: Annotated[bool, Option("--print", help="Only print every key as TOML, with its source.")] = False,
     measures: Annotated[
@@ -47,12 +50,13 @@ def check(
     from node.device_checks import machine_choice, with_choice
     from node.disk_budget import disk_line
     from node.expectations import expectation_lines, measure, measured_lines
-    from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
+    from swarm.config import CoordinatorConfig, NodeConfig, config_file, has_section, load_config
     from swarm.objectives.methods import recipes_of
     from swarm.objectives.requirements import Requirement
     from swarm.trained.own_directories import code_of_node, require_trusted
     from swarm.wire.run_manifest import manifest_of
 
+    config = config_file(directory, config)
     is_run = has_section(config, "node")  # coordinator.toml, with the nodes' configuration
     if prints:
         typer.echo(_resolved(CoordinatorConfig if is_run else NodeConfig, config, set_ or []), nl=False)

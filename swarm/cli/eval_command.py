@@ -17,7 +17,15 @@ from typer import Option
 
 from swarm.cli.shared_options import RewardWeight, Trust, parse_weights
 from swarm.cli.trained import Device, Step, Target, console, hide_progress_bars, plain
-from swarm.config import NODE_FILE, CoordinatorConfig, EnvironmentConfig, NodeConfig, has_section, load_config
+from swarm.config import (
+    NODE_FILE,
+    CoordinatorConfig,
+    EnvironmentConfig,
+    NodeConfig,
+    config_file,
+    has_section,
+    load_config,
+)
 from swarm.errors import ConfigError
 from swarm.printable import printable
 from swarm.trained.own_directories import code_of, require_trusted
@@ -31,7 +39,7 @@ def evaluate(
     target: Target,
     config: Annotated[
         Path | None,
-        Option("--config", "-c", help="node.toml or coordinator.toml with the environments."),
+        Option("--config", "-c", help="Directory, node.toml or coordinator.toml with the environments."),
     ] = None,
     data: Annotated[Path | None, Option("--data", help="Own .jsonl file, with `question` and `answer`.")] = None,
     reward: Annotated[str, Option("--reward", help="my_file.py:score, for --data. Default: the same answer.")] = "",
@@ -76,6 +84,7 @@ def evaluate(
     if save is not None:
         _require_writable(save)
     hide_progress_bars()
+    config = None if config is None else config_file(None, config)
     path = config if config is not None else Path(target).expanduser() / NODE_FILE if is_node(target) else None
     settings = _settings(path) if path is not None else None
     if data is not None:

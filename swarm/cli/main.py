@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from swarm import __version__
 from swarm.cli.bench import bench
 from swarm.cli.check import check
-from swarm.cli.directory_command import DirectoryCommand
+from swarm.cli.directory_command import DirectoryCommand, DirectoryLastCommand
 from swarm.cli.eval_command import evaluate
 from swarm.cli.pause import pause, resume
 from swarm.cli.plan import plan_command
@@ -32,6 +32,7 @@ from swarm.cli.simulate import simulate
 from swarm.cli.train import train
 from swarm.cli.trained import chat, export, samples, verify
 from swarm.cli.why import why
+from swarm.config import config_file
 from swarm.process import errors_explained, silence_grpc
 from swarm.types import Role
 
@@ -64,7 +65,7 @@ app.command()(verify)
 app.command(cls=DirectoryCommand)(samples)
 app.command(cls=DirectoryCommand)(report)
 app.command(cls=DirectoryCommand)(watch)
-app.command()(trace)
+app.command(cls=DirectoryLastCommand)(trace)
 app.command(cls=DirectoryCommand)(why)
 app.command(cls=DirectoryCommand)(pause)
 app.command(cls=DirectoryCommand)(resume)
@@ -81,10 +82,10 @@ def _root(version: Annotated[bool, Option("--version", help="Print the version."
         raise typer.Exit
 
 
-@app.command()
+@app.command(cls=DirectoryLastCommand)
 def join(
     link: Annotated[str, Argument(help="swarm://host:port/RUN#FINGERPRINT, as printed by the coordinator.")],
-    dir: Annotated[Path, Option(help="Directory for the key, rollouts and checkpoints of this node.")] = Path(
+    directory: Annotated[Path, Argument(help="Directory for the key, rollouts and checkpoints of this node.")] = Path(
         "swarm-node"
     ),
     set_: Annotated[list[str] | None, Option("--set", help="Override one key of the configuration.")] = None,
@@ -106,7 +107,7 @@ def join(
 
     roles = (Role.GENERATOR,) if generate else ()
     overrides = [*machine_overrides(threads, max_upload, max_disk), *(set_ or [])]
-    asyncio.run(join_swarm(link, dir, overrides, not only_write, typer.echo, roles, invitation, is_trusted=trust))
+    asyncio.run(join_swarm(link, directory, overrides, not only_write, typer.echo, roles, invitation, is_trusted=trust))
 
 
 @app.command(cls=DirectoryCommand)
@@ -140,11 +141,11 @@ def status(
 def doctor(
     link: Annotated[
         str | None,
-        Argument(help="Link of a run, to check the network for it."),
+        Argument(metavar="[LINK|DIR]", help="Link of a run, to check the network for it; or directory of a node."),
     ] = None,
     directory: Annotated[
         Path | None,
-        Option("--dir", help="With a link: node whose key and invitation are shown."),
+        Option("--dir", help="Directory of a node; with a link: the node whose key and invitation are shown."),
     ] = None,
     config: Annotated[Path | None, Option("--config", "-c", help="node.toml to check, in place of defaults.")] = None,
     as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
@@ -156,6 +157,8 @@ def doctor(
     outgoing connections work, how long idle connections are kept, what that means for a node here, and what would
     improve it.
     """
+    if link is not None and not link.strip().startswith("swarm://") and Path(link).exists():
+        link, directory = None, Path(link)
     if link is not None:
         from node.network_check import check_network
         from swarm.wire.join_link import JoinLink
@@ -167,7 +170,8 @@ def doctor(
         raise typer.Exit(1 if report.has_wrong_clock else 0)
     from node.doctor import examine
 
-    findings = asyncio.run(examine(config, trust))
+    named = None if directory is None and config is None else config_file(directory, config)
+    findings = asyncio.run(examine(named, trust))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

@@ -11,6 +11,7 @@ import typer
 from typer import Argument
 
 from swarm.errors import SwarmError
+from swarm.printable import as_argument
 
 WAIT_S: Final = 10.0  # for the status of the node
 
@@ -27,7 +28,9 @@ def pause(directory: Directory = Path("swarm-node")) -> None:
     from node.pause import pause as pause_node
 
     since_s = pause_node(directory, time.time())
-    _say_once_taken(directory, since_s, f"paused since {_clock(since_s)}; swarm resume {directory} goes on")
+    _say_once_taken(
+        directory, since_s, f"paused since {_clock(since_s)}; swarm resume {as_argument(directory)} goes on"
+    )
 
 
 def resume(directory: Directory = Path("swarm-node")) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from swarm.config import config_file
 from swarm.plugins import load_extra
 
 Figure = float | None  # None: not given
@@ -61,7 +62,9 @@ def plan_command(
         Figure,
         Option("--gpu", help="GiB of a GPU: which settings of a node fit?"),
     ] = None,
-    config: Annotated[Path | None, Option("--config", "-c", help="With --gpu: the node's node.toml.")] = None,
+    config: Annotated[
+        Path | None, Option("--config", "-c", help="With --gpu: the node's directory or node.toml.")
+    ] = None,
 ) -> None:
     """Plan number, speed and lines of the generators that a learner needs for a lag bound; exit code 1 if none will do.
 
@@ -90,6 +93,6 @@ def plan_command(
         up=up,
         as_json=as_json,
         gpu=gpu,
-        config=config,
+        config=None if config is None else config_file(None, config),
     )
     raise typer.Exit(0 if run_plan(options) else 1)

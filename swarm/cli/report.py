@@ -121,7 +121,7 @@ def _watch_in_browser(paths: list[Path], listen: str, is_trusted: bool) -> None:
 
 def trace(
     digest: Annotated[str, Argument(help="Digest of a group, or its first hexadecimal digits, at least 4.")],
-    dirs: Annotated[list[Path] | None, Option("--dir", help="Directory of a node, running or not. Repeatable.")] = None,
+    dirs: Annotated[list[Path] | None, Argument(help="Directories of nodes, running or not.")] = None,
     as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Follow one group through every node that saw it: made, admitted or refused, drawn, learned from.

@@ -17,6 +17,7 @@ from swarm.config.learning_config import (
 )
 from swarm.config.load_config import (
     apply_overrides,
+    config_file,
     explained,
     has_section,
     inline_value,
@@ -75,6 +76,7 @@ __all__ = [
     "WarmUpConfig",
     "WeightsConfig",
     "apply_overrides",
+    "config_file",
     "explained",
     "has_section",
     "inline_value",

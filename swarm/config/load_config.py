@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from swarm.config.node_config import NodeConfig
+from swarm.config.node_config import COORDINATOR_FILE, NODE_FILE, NodeConfig
 from swarm.config.section import Model
 from swarm.errors import ConfigError
 
@@ -25,6 +25,32 @@ Key = tuple[str | int, ...]  # such as ("environments", 0, "seed")
 MAX_LINES: Final = 2_000  # of a file whose keys are named with their lines: each line is parsed with all before it
 DEFAULT: Final = "default"
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def config_file(directory: Path | None, config: Path | None = None, default: str = "swarm-node") -> Path:
+    """The configuration file that a command's directory or its --config names.
+
+    Args:
+        directory: directory of a node or coordinator, or a file; None: not given.
+        config: value of --config; a directory stands for the file in it.
+        default: directory that is meant where neither is given.
+
+    Raises:
+        ConfigError: both are given, or no configuration is there.
+    """
+    if directory is not None and config is not None:
+        raise ConfigError(f"{directory} and --config {config}: both name a configuration; give one")
+    path = config or directory or Path(default)
+    if path.is_file():
+        return path
+    found = [path / name for name in (NODE_FILE, COORDINATOR_FILE) if (path / name).is_file()]
+    if not found:
+        lacks = f"neither {NODE_FILE} nor {COORDINATOR_FILE} is there" if path.is_dir() else "no such file or directory"
+        raise ConfigError(
+            f"{path}: {lacks}; name the directory of a node, which `swarm train` and `swarm join` make, or a file with "
+            "--config FILE"
+        )
+    return found[0]
 
 
 def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | None = None) -> AnyModel:

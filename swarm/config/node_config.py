@@ -29,8 +29,10 @@ from swarm.config.network_config import (
     RelayPort,
 )
 from swarm.config.section import Listening, ListeningOrOff, Model, NotNegative, Positive, PositiveFloat, Usual
+from swarm.printable import one_line
 from swarm.types import RUN_ID_PATTERN, Role
 
+COORDINATOR_FILE = "coordinator.toml"  # of a coordinator, where its directory holds one
 NODE_FILE = "node.toml"  # of a node, in its directory
 AGENT_RUNS = "agent-runs"  # environment of what agents did with a served model; no section can have this name
 
@@ -95,7 +97,7 @@ class NodeConfig(Model):
     dir: Path = Path("swarm-node")
     """State of the node: key, store, checkpoints, logs."""
     name: str = Field(default="", max_length=40)
-    """For people; empty uses the first eight characters of the node id."""
+    """For people, and shown to the run; empty uses the name of the node's directory."""
     run_id: str = Field(default="local", pattern=RUN_ID_PATTERN)
     """The swarm to take part in."""
     roles: tuple[Role, ...] = (Role.TRAINER, Role.GENERATOR)
@@ -138,6 +140,11 @@ class NodeConfig(Model):
     disk: DiskConfig = DiskConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     faults: FaultConfig = FaultConfig()
+
+    @property
+    def shown_name(self) -> str:
+        """Name for people: `name`, else the name of the node's directory."""
+        return self.name or one_line(self.dir.resolve().name)[:40]
 
     @property
     def is_alone(self) -> bool:

@@ -12,6 +12,7 @@ from swarm.diagnosis import learning_rules as learning
 from swarm.diagnosis.signal_rules import cut_share, malformed_share
 from swarm.diagnosis.snapshot import FEW_STEPS, Diagnosed, Gravity, Snapshot, mean, middle
 from swarm.events import GroupPut, events_of
+from swarm.printable import as_argument
 from swarm.trained.learning_evidence import KNOWN, Interval, Learned
 
 MANY_STEPS: Final = 50  # of a training that goes on: fewer need not have taught anything yet
@@ -110,11 +111,13 @@ def _what_to_try(snapshot: Snapshot, is_rising: bool) -> list[str]:
     if snapshot.made and snapshot.made[-1].step < SHORT:
         found.append(f"more steps than {snapshot.made[-1].step}")
     if whole is None or whole.newest_step == whole.first_step:
-        found.append(f"evaluations: under [evaluation] set every_steps; now: swarm eval {snapshot.directory}")
+        found.append(
+            f"evaluations: under [evaluation] set every_steps; now: swarm eval {as_argument(snapshot.directory)}"
+        )
     elif whole.interval[1] - whole.interval[0] > 2 * WIDE:
         found.append(
-            f"a closer look: swarm eval {snapshot.directory} --problems 256 shows what {whole.num_problems} problems "
-            "cannot"
+            f"a closer look: swarm eval {as_argument(snapshot.directory)} --problems 256 shows what "
+            f"{whole.num_problems} problems cannot"
         )
     return [*found, f"read answers with their rewards: {snapshot.look}. Does the reward know the right ones?"]
 

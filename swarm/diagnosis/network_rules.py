@@ -20,6 +20,7 @@ from swarm.events import (
     VersionUnpublished,
     events_of,
 )
+from swarm.printable import as_argument
 from swarm.types import JsonDict, NodeId, RefusalReason, Role, short
 from swarm.wire.held_manifest import HELD, Difference, in_words
 
@@ -104,7 +105,7 @@ def coordinator_away(snapshot: Snapshot) -> Diagnosed | None:
     address = "" if snapshot.config is None else snapshot.config.coordinator.address
     return Diagnosed(
         claim=f"the coordinator does not answer ({shortened(address)}); the node goes on without it",
-        fix=f"is it running, and its port open? swarm doctor --config {snapshot.toml} tries it",
+        fix=f"is it running, and its port open? swarm doctor {as_argument(snapshot.directory)} tries it",
         gravity=Gravity.NOTE if _peers(snapshot) else Gravity.WASTES,
     )
 
@@ -146,7 +147,7 @@ def cannot_dial(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim="other nodes are known, and none of their addresses answers" + (f": {error}" if error else ""),
         fix="on them: exchange.advertise must be an address that others can dial (a mapped port, a public name), and "
-        f"the firewall must let it through; swarm doctor --config {snapshot.toml} tries the addresses set here",
+        f"the firewall must let it through; swarm doctor {as_argument(snapshot.directory)} tries what is set here",
         evidence=(f"dials: {failed} failed, 0 answered; peers: none (status.json)",),
     )
 
@@ -227,7 +228,7 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
         fix = (
             f"is anybody else there, with the same run_id ({config.run_id}) and directory.shards "
             f"({config.directory.shards}), and do both clocks show the same time (timedatectl)? "
-            f"swarm doctor --config {snapshot.toml} tries the bootstrap addresses"
+            f"swarm doctor {as_argument(snapshot.directory)} tries the bootstrap addresses"
         )
     else:
         claim = "this node is alone: it knows nobody (directory.bootstrap is empty), and nobody came"
@@ -269,7 +270,7 @@ class RefusalFamily:
             fix = "here they are as the run's manifest says: {who} has to take {keys} of it, by joining again"
         return Diagnosed(
             claim=self.claim.format(why=why, keys=keys) + newest,
-            fix=fix.format(who=who, keys=keys, config=snapshot.toml, start=snapshot.start),
+            fix=fix.format(who=who, keys=keys, directory=as_argument(snapshot.directory), start=snapshot.start),
             evidence=(_counts(snapshot, *present), f"{share:.0%} of the groups that came", _by(snapshot, *present)[1]),
             gravity=Gravity.HARMS if share > 0.3 else Gravity.WASTES,
         )
@@ -292,7 +293,7 @@ settings_differ: Final = RefusalFamily(
 environments_differ: Final = RefusalFamily(
     claim="groups of others are refused, since environments differ between the nodes: {why}",
     fix="make [[environments]] equal on all nodes: name, kind, dataset, params, seed, num_tasks, prompt, prefill, "
-    "system and reward_weights, and the same version of their packages and files; swarm check --config {config} shows "
+    "system and reward_weights, and the same version of their packages and files; swarm check {directory} shows "
     "these",
     words={
         RefusalReason.UNKNOWN_ENVIRONMENT: "this node has no environment of that name, or keeps it to itself",
@@ -397,8 +398,8 @@ def liar(snapshot: Snapshot) -> Diagnosed | None:
     if is_everybody:
         claim = "rewards that all others claim differ from those of the verifier here: environments or their packages "
         claim += "differ"
-        fix = "compare [[environments]] and the version of the packages that score (swarm check --config "
-        fix += f"{snapshot.toml}) here and there"
+        fix = "compare [[environments]] and the version of the packages that score (swarm check "
+        fix += f"{as_argument(snapshot.directory)}) here and there"
     else:
         who, low = short(producers[0]) if producers else "a node", snapshot.refused[RefusalReason.LOW_REPUTATION]
         claim = f"node {who} claims rewards that its answers do not have: it lies, or scores with another version"
@@ -496,8 +497,8 @@ def no_trainer(snapshot: Snapshot) -> Diagnosed | None:
         if snapshot.started_at_s is not None and snapshot.up_s < SEARCH_S:
             return None  # it has only begun to search
         claim = "no trainer is in the directory: nobody to follow (follow.policy names one)"
-        fix = "is a trainer running that publishes weights, in the same run and reachable? swarm doctor --config "
-        fix += f"{snapshot.toml} tries coordinator and bootstrap addresses"
+        fix = "is a trainer running that publishes weights, in the same run and reachable? swarm doctor "
+        fix += f"{as_argument(snapshot.directory)} tries coordinator and bootstrap addresses"
     elif policy in without_weights and following["served_step"] is None:
         claim, fix = f"the trainer {short(policy)} publishes no weights: set weights.publish=true there", publish
     else:

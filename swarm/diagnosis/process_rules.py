@@ -15,6 +15,7 @@ from swarm.diagnosis.reward_rules import cannot_be_scored
 from swarm.diagnosis.signal_rules import gave_up
 from swarm.diagnosis.snapshot import START_S, Diagnosed, Gravity, Snapshot, middle, shortened
 from swarm.events import NODE, DiskFull, LoopFailed, NodeRestored, NodeStarted, StepMade, WorkerDied, events_of
+from swarm.printable import as_argument
 from swarm.telemetry import LoggedWarning
 from swarm.telemetry.warning_log import STATUS_WITHOUT_ROOM
 
@@ -333,7 +334,7 @@ def never_ran(snapshot: Snapshot) -> Diagnosed | None:
     before = f"; it ran before, {len(snapshot.made)} steps" if snapshot.events else ""
     return Diagnosed(
         claim="the node did not come up: it was not started, or it ended before it served its peers",
-        fix=f"swarm doctor --config {snapshot.toml}; then {snapshot.start}, and read its last lines",
+        fix=f"swarm doctor {as_argument(snapshot.directory)}; then {snapshot.start}, and read its last lines",
         evidence=(f"no status.json in {snapshot.directory}, which a node writes within seconds{before}",),
     )
 
@@ -352,7 +353,7 @@ def worker_dies(snapshot: Snapshot) -> Diagnosed | None:
         + (" and again" if len(deaths) > 1 else "")
         + (f": {shortened(errors[-1])}" if errors else ""),
         fix="read the traceback above `worker died` in the node's log (its terminal, journal, or log.txt), and correct "
-        f"what it names; swarm doctor --config {snapshot.toml} finds what this machine lacks",
+        f"what it names; swarm doctor {as_argument(snapshot.directory)} finds what this machine lacks",
         evidence=(f"exit codes: {shown} (worker_died in events.jsonl); {num_steps} steps since",),
     )
 
@@ -470,7 +471,7 @@ def paused(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         claim=f"the node is paused {paused_words(snapshot.paused_since_s)}: it generates and learns nothing",
-        fix=f"swarm resume {snapshot.directory}",
+        fix=f"swarm resume {as_argument(snapshot.directory)}",
     )
 
 

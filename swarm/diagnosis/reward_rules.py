@@ -11,6 +11,7 @@ from typing import Final
 from swarm.diagnosis.signal_rules import has_no_signal, teaches_little
 from swarm.diagnosis.snapshot import EDGE, FEW_GROUPS, MOST, VISIBLE, Diagnosed, Gravity, Snapshot, mean, shortened
 from swarm.events import GroupUnscored
+from swarm.printable import as_argument
 from swarm.telemetry import LoggedWarning
 from swarm.telemetry.warning_log import DOUBT, UPSIDE_DOWN
 
@@ -196,7 +197,7 @@ _UNSCORED: Final = (  # words of an error, what they mean, and the fix; {dir} is
     (
         "not the episode that its actions make",
         "an environment does not play the same episode twice",
-        "make its transitions depend on the task and the actions alone: swarm check --config {dir}/node.toml",
+        "make its transitions depend on the task and the actions alone: swarm check {dir}",
     ),
     ("", "answers cannot be scored", "correct what the error names; swarm samples {dir} shows questions and answers"),
 )
@@ -217,7 +218,7 @@ def cannot_be_scored(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=f"{claim}: {count} of the newest {total} own groups were dropped without a reward"
         + (f", the newest for: {shortened(error)}" if error else ""),
-        fix=f"{fix.format(dir=snapshot.directory)}; then {snapshot.start}",
+        fix=f"{fix.format(dir=as_argument(snapshot.directory))}; then {snapshot.start}",
         evidence=(
             "errors of groups: unscored in events.jsonl",
             *(f"{number} x {kind}" for kind, number in kinds.most_common(3)),
@@ -235,7 +236,7 @@ def scoring_is_slow(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=f"answers wait for their scoring: the reward takes {scoring_s / num_put:.2g} s for a group",
         fix="a faster reward: no sleep, no process or model that is loaded for each answer, no pattern that "
-        f"backtracks; swarm doctor --config {snapshot.toml} measures it",
+        f"backtracks; swarm doctor {as_argument(snapshot.directory)} measures it",
         evidence=(f"scoring_s {scoring_s:.0f} of {up_s:.0f} s since the start, num_put {num_put} (status.json)",),
         key="environments.dataset",
     )

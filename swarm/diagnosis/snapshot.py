@@ -30,6 +30,7 @@ from swarm.events import (
     VersionUnpublished,
     events_of,
 )
+from swarm.printable import as_argument
 from swarm.telemetry import LoggedWarning
 from swarm.trained.learning_evidence import LearningEvidence, learning_evidence
 from swarm.types import JsonDict, NodeId, RefusalReason, Role
@@ -353,12 +354,12 @@ class Snapshot:
     @property
     def check(self) -> str:
         """Command that checks the configuration."""
-        return f"swarm check --config {self.toml}"
+        return f"swarm check {as_argument(self.directory)}"
 
     @property
     def look(self) -> str:
         """Command that shows answers."""
-        return f"swarm samples {self.directory}"
+        return f"swarm samples {as_argument(self.directory)}"
 
     @property
     def warm_up(self) -> str:
@@ -390,8 +391,8 @@ class Snapshot:
             is_training = self.value("run_id", "") == "train" and not self.value("dht", [])
         if is_training:
             more = f" --steps {2 * self.value('step', 0)}" if self.is_finished else ""  # else nothing is to be done
-            return f"swarm train --dir {self.directory}{more}"
-        return f"swarm-node start --config {self.toml}"
+            return f"swarm train {as_argument(self.directory)}{more}"
+        return f"swarm-node start {as_argument(self.directory)}"
 
 
 Find = Callable[[Snapshot], Diagnosed | None]

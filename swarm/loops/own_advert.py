@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from swarm.exchange.agent import Agent
-from swarm.types import Advert, Correction, NodeReport, PolicyVersion, short
+from swarm.types import Advert, Correction, NodeReport, PolicyVersion
 
 
 def own_advert(agent: Agent) -> Advert:
@@ -47,7 +47,7 @@ def own_report(agent: Agent, tokens_per_s: float) -> NodeReport:
     view = agent.coordinator_view
     return NodeReport(
         node_id=agent.node_id,
-        name=agent.config.name or short(agent.node_id),
+        name=agent.config.shown_name,
         roles=agent.config.roles,
         endpoints=agent.endpoints,
         head=agent.newest_version,

@@ -19,7 +19,7 @@ from rich.text import Text
 from node.status import activity_words, learning_lines, node_name, problems, read_status
 from swarm.diagnosis.process_rules import paused_words
 from swarm.errors import ConfigError, SwarmError
-from swarm.printable import one_line
+from swarm.printable import as_argument, one_line
 from swarm.process import is_running
 from swarm.report.live import WORKING, NodeProgress, figure
 from swarm.report.node_directory import EVENTS, MAX_IDLE_S
@@ -189,7 +189,7 @@ def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
             notes.append(Text.assemble((f"{node.name} {what}: ", "dim"), words))
 
     if node.is_running and node.status.get("paused_since_s") is not None:
-        note("paused", f"{paused_words(node.status['paused_since_s'])}; swarm resume {node.path} goes on")
+        note("paused", f"{paused_words(node.status['paused_since_s'])}; swarm resume {as_argument(node.path)} goes on")
     named = {producer: names.get(producer, short(producer)) for producer in (*progress.drawn, *progress.brought)}
     own_id = node.status.get("node_id")
     others = Counter({named[each]: count for each, count in progress.brought.items() if each != own_id})

@@ -38,6 +38,11 @@ class JoinLink:
         """Parses a link, ignoring quotes and white space around it. Raises ConfigError naming the wrong part."""
         form = "expected swarm://host:port[,host:port]/RUN#FINGERPRINT"
         rest = text.strip(_AROUND)
+        if not rest:
+            raise ConfigError(
+                "join link: it is empty: does the coordinator run? `swarm-coordinator link DIR` prints the link of one "
+                "that does"
+            )
         if not rest.startswith("swarm://"):
             raise ConfigError(f"join link: {rest[:200]!a} does not begin with swarm://; {form}")
         location, _, fingerprint = rest.removeprefix("swarm://").partition("#")

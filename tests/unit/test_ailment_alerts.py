@@ -32,7 +32,7 @@ async def test_what_why_finds_is_said_once(tmp_path: Path) -> None:
     await asyncio.wait([looking])
     ((title, text, is_grave),) = said
     assert title.startswith("never_ran: the node did not come up") and is_grave
-    assert "fix: swarm doctor --config" in text
+    assert f"fix: swarm doctor {config.dir}" in text
 
 
 async def test_an_ailment_is_not_said_again_because_a_diagnosis_between_failed(

@@ -574,7 +574,7 @@ def test_of_several_values_the_farthest_comes_first_and_at_most_three_are_listed
 
 def test_what_shapes_the_prompt_is_named_where_no_answer_is_right() -> None:
     (found, *_) = said({"environments": [{**OWN, "system": "answer in french"}]}, **vain())
-    assert "environments.system of own = answer in french" in found.fix and found.fix.startswith("swarm check --config")
+    assert "environments.system of own = answer in french" in found.fix and found.fix.startswith("swarm check ")
     assert "bears on it" not in said(**vain())[0].fix
 
 

@@ -207,8 +207,8 @@ def test_a_file_is_no_directory_of_a_node(tmp_path: Path) -> None:
 
 def test_the_command_that_mends_it_names_the_directory_that_was_asked_for(tmp_path: Path) -> None:
     stopped = status_of(was_stopped=True)
-    (said,) = problems(stopped, 1005.0, 300.0, runs=False, directory=tmp_path / "ada")
-    assert f"swarm-node start --config {tmp_path / 'ada' / 'node.toml'}" in said
+    (said,) = problems(stopped, 1005.0, 300.0, runs=False, directory=tmp_path / "my ada")
+    assert f"swarm-node start '{tmp_path / 'my ada'}'" in said, "with a space: one word of a shell"
 
 
 def test_figures_are_said_in_words() -> None:
@@ -223,7 +223,7 @@ def test_figures_are_said_in_words() -> None:
 
 def test_a_training_that_was_stopped_goes_on_with_the_command_that_began_it() -> None:
     (said,) = problems(status_of(run_id="train", was_stopped=True), 1005.0, 300.0, runs=False, directory=Path("mine"))
-    assert said.endswith("swarm train --dir mine goes on")
+    assert said.endswith("swarm train mine goes on")
 
 
 @pytest.mark.parametrize(
