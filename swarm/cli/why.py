@@ -32,7 +32,7 @@ def why(
     warnings.jsonl, node.toml, groups.sqlite, log.txt. Exit code 0: no fault is known; 1: something is
     wrong, or it did not learn; 2: the directory is not of a node.
     """
-    from swarm.diagnosis import diagnose, is_healthy, read_snapshot
+    from swarm.diagnosis import diagnose, health_words, is_healthy, read_snapshot
 
     snapshot = read_snapshot(directory, time.time(), max_idle_s)
     found = diagnose(snapshot)
@@ -49,7 +49,7 @@ def why(
     if is_healthy(found):
         rewards = snapshot.course("reward_mean")
         newest = f", mean reward of the newest step {rewards[-1]:.2f}" if rewards else ""
-        healthy = "no fault is known, nor is it shown that it learns" if is_unshown else "nothing is wrong"
+        healthy = health_words(snapshot.learning.verdict) if snapshot.is_trainer else "nothing is wrong"
         _print(f"{healthy}: {len(snapshot.made)} steps{newest}" + ("; good to know:" if found else ""))
     for number, each in enumerate(found, 1):
         _print_finding(number, each)

@@ -8,7 +8,7 @@ Example:
 """
 
 from swarm.diagnosis.read_snapshot import read_snapshot
-from swarm.diagnosis.rules import RULES, STATUS_RULES, diagnose, is_healthy, status_findings
+from swarm.diagnosis.rules import RULES, STATUS_RULES, diagnose, health_words, is_healthy, status_findings
 from swarm.diagnosis.snapshot import Diagnosed, Gravity, Snapshot
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Gravity",
     "Snapshot",
     "diagnose",
+    "health_words",
     "is_healthy",
     "read_snapshot",
     "status_findings",

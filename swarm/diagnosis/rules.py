@@ -19,6 +19,7 @@ from swarm.diagnosis import reward_rules as rewards
 from swarm.diagnosis import signal_rules as signal
 from swarm.diagnosis.settings_rules import far_from_usual
 from swarm.diagnosis.snapshot import Diagnosed, Find, Gravity, Snapshot
+from swarm.trained.learning_evidence import Learned
 
 MOST_SHOWN: Final = 3
 DOCS: Final = "docs/why.md"
@@ -184,6 +185,14 @@ STATUS_RULES: Final[tuple[Rule, ...]] = (
 def is_healthy(findings: Iterable[Diagnosed]) -> bool:
     """True if all findings are notes."""
     return all(each.weight is NOTE for each in findings)
+
+
+def health_words(learned: Learned) -> str:
+    """Verdict on a node that trains and has no fault that is known: health is claimed by evidence of learning alone."""
+    return {
+        Learned.YES: "nothing is wrong",
+        Learned.BY_REWARD: "no fault is known; the reward rose, and no more answers are fully right than before",
+    }.get(learned, "no fault is known, nor is it shown that it learns")
 
 
 def _applied(rules: Iterable[Rule], snapshot: Snapshot) -> Iterator[tuple[Rule, Diagnosed]]:

@@ -184,13 +184,7 @@ def _interval(row: LearnedRow) -> Markup:
     if not change.is_change and not row.is_difference:
         return Markup("")
     low, high = change.interval
-    css = (
-        "good"
-        if change.verdict in (Learned.YES, Learned.BY_REWARD) or (row.is_difference and low > 0)
-        else "bad"
-        if high < 0
-        else ""
-    )
+    css = "good" if change.verdict is Learned.YES or (row.is_difference and low > 0) else "bad" if high < 0 else ""
     return svg.interval_bar(low, change.after - change.before, high, css, f"{row.node}, {change.env}: {change.gain}")
 
 
@@ -344,7 +338,8 @@ def _cards(result: RunResult) -> list[tuple[str, str, str]]:
     own = sum(node.num_local - node.num_from_followers for node in swarm.nodes)
     aside = sum(node.num_set_aside for node in swarm.nodes)
     remark = f"{own:,} own, {aside:,} set aside" if aside else f"{own:,} own"
-    cards.append((f"{groups:,}", "groups learned from others", remark))
+    alone = (f"{own:,}", "own groups learned from", f"{aside:,} set aside" if aside else "none of others")
+    cards.append((f"{groups:,}", "groups learned from others", remark) if groups else alone)
     remark = f"{result.rival_kind} {result.rival.tokens_generated:,}" if result.rival else "all nodes"
     cards.append((f"{swarm.tokens_generated:,}", "tokens generated", remark))
     if useful:

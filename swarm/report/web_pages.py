@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from swarm.diagnosis import diagnose, is_healthy, read_snapshot
+from swarm.diagnosis import diagnose, health_words, is_healthy, read_snapshot
 from swarm.errors import SwarmError
 from swarm.flow import BoundedTable
 from swarm.pages.browser import asset, html_page
@@ -97,7 +97,7 @@ class WebPages:
         found = self._recent(
             ("causes", number), lambda: diagnose(read_snapshot(path, time.time(), MAX_IDLE_S)), least_s=10.0
         )
-        is_shown = not node.trains or node.learning.is_shown
+        health = health_words(node.learning.verdict) if node.trains else "nothing is wrong"
         groups, remark = list[SampledGroup](), ""
         try:
             groups = self._recent(("samples", number), lambda: self._samples(number).newest(NUM_GROUPS))
@@ -112,7 +112,7 @@ class WebPages:
             findings=found,
             node=node,
             is_healthy=is_healthy(found),
-            is_shown=is_shown,
+            health=health,
             groups=groups,
             remark=remark,
             num_answers=NUM_ANSWERS,

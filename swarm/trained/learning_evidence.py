@@ -126,8 +126,8 @@ class LearningEvidence:
 
     @property
     def is_shown(self) -> bool:
-        """True if it learned, by success or by reward: all else is no evidence of health."""
-        return self.verdict in (Learned.YES, Learned.BY_REWARD)
+        """True if held-out success shows that it learned: all else is no evidence of health."""
+        return self.verdict is Learned.YES
 
     @property
     def words(self) -> str:

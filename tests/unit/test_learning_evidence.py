@@ -113,7 +113,7 @@ def test_a_graded_reward_shows_learning_where_no_answer_is_ever_fully_right() ->
             [evaluated(0, (0,) * 32, rewards=rewards[0]), evaluated(9, rights, rewards=rewards[1])]
         )
 
-    assert evidence(0.3, 0.5).verdict is Learned.BY_REWARD and evidence(0.3, 0.5).is_shown
+    assert evidence(0.3, 0.5).verdict is Learned.BY_REWARD
     assert evidence(0.3, 0.5).words.endswith("; its reward 0.32 -> 0.52 (+0.20, +0.20 to +0.20)")
     assert evidence(0.02, 0.06).verdict is Learned.NO, "a little, and no answer right"
     assert evidence(0.3, 0.5, right=20).verdict is Learned.YES
