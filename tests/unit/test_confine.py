@@ -134,6 +134,7 @@ tries = {
     "signal of a pipe": lambda: fcntl.fcntl(ends[2][0], 10, signal.SIGKILL),
     "owner of a socket": lambda: fcntl.ioctl(left, 0x8902, struct.pack("i", victim)),
     "owner of a socket, by file": lambda: fcntl.ioctl(left, 0x8901, struct.pack("i", victim)),
+    "name of the host": lambda: socket.sethostname("note"),
     "cores": lambda: os.sched_setaffinity(victim, {0}),
     "policy": lambda: os.sched_setscheduler(victim, os.SCHED_IDLE, os.sched_param(0)),
 }

@@ -154,6 +154,7 @@ RESOURCES = {
     "disk": "open('/tmp/fill', 'wb').write(bytes(10 ** 9))",
     "network": "import socket\nsocket.create_connection(('127.0.0.1', 80))",
     "deaf to signals": "import signal\n[signal.signal(s, signal.SIG_IGN) for s in (15, 24, 27)]\nwhile True: pass",
+    "no text": "print('\ud800' * 10 ** 5)",
     "sleep": "import time\nwhile True: time.sleep(1000)",
     "wait": "import select\nselect.select([], [], [], 1000)",
 }
@@ -163,6 +164,10 @@ CALL_RESOURCES = {
     "round value": "def f(x):\n    v = []\n    v.append(v)\n    return v",
     "many digits": "def f(x): return 10 ** 5000",
     "frame of gigabytes": "import os\ndef f(x):\n    while True: os.write(4, b'\\x7f' * 65536)",
+    "colliding numbers": """
+import os
+numbers = ", ".join(str(k * (2 ** 61 - 1)) for k in range(1, 40000)).encode()
+def f(x): os.write(4, (len(numbers) + 12).to_bytes(4) + b'={"set": [' + numbers + b"]}")""",
     "silence": "import os, select\ndef f(x): select.select([], [], [], 1000)",
     "loop of the tests": "def f(x): return 10 ** 15",
 }
@@ -230,7 +235,7 @@ def session_of(pid: int) -> int:
 async def require_nothing_earned(judge: SandboxVerifier, task_id: int, program: str) -> None:
     """The program earns nothing between two right ones, which the same scoring process judges with it."""
     right, num_started = RIGHT["call" if task_id else "output"], judge.num_started
-    compile(program, "program", "exec")  # it fails by what it tries
+    compile(program.encode(errors="replace"), "program", "exec")  # it fails by what it tries
     verdict = await judge.verify("py", task_id, answers(right, program, right))
     assert verdict.rewards.tolist() == [1.0, 0.0, 1.0]
     assert judge.num_started in (num_started, 1), "the scoring process was replaced"

@@ -36,26 +36,26 @@ _MAX_OPEN_FILES = 64
 
 # Audit architecture, then system call numbers that are refused (asm/unistd_64.h, asm-generic/unistd.h):
 # starting processes and threads, networking, signalling, tracing or scheduling others, changing files, objects that
-# outlive a process (System V, message queues, keys), watching files, mounting, and detours to these. Opening a file for
-# reading stays possible, opening one in any other mode is refused.
+# outlive a process (System V, message queues, keys, the host's name) or that all share (AIO), watching files, mounting,
+# and detours to these. Opening a file for reading stays possible, opening one in any other mode is refused.
 _ARCHITECTURES: dict[str, tuple[int, dict[int, int], tuple[int, ...], str]] = {
     "x86_64": (
         0xC000003E,
         {2: 24, 257: 32},  # open, openat: byte offset of their flags in seccomp_data
         (72, 16),  # fcntl, ioctl
         "29 30 31 41 42 53 56 57 58 59 62 64 65 66 67 68 69 70 71 76 77 82 83 84 85 86 87 88 90 91 92 93 94 101 109 "
-        "112 129 132 133 141 142 144 155 160 165 166 188 189 190 200 203 220 234 235 240 241 242 243 244 245 248 249 "
-        "250 253 254 255 256 258 259 260 263 264 265 266 268 272 279 280 294 297 298 300 301 302 303 304 308 310 311 "
-        "314 316 319 321 322 323 424 425 428 429 430 431 432 433 434 435 437 438 442 452",
+        "112 129 132 133 141 142 144 155 160 165 166 170 171 188 189 190 200 203 206 220 234 235 240 241 242 243 244 "
+        "245 248 249 250 253 254 255 256 258 259 260 263 264 265 266 268 272 279 280 294 297 298 300 301 302 303 304 "
+        "308 310 311 314 316 319 321 322 323 424 425 428 429 430 431 432 433 434 435 437 438 442 452",
     ),
     "aarch64": (
         0xC00000B7,
         {56: 32},
         (25, 29),
-        "5 6 7 26 27 28 33 34 35 36 37 38 39 40 41 45 46 52 53 54 55 88 97 117 118 119 122 129 130 131 138 140 154 "
-        "157 164 180 181 182 183 184 185 186 187 188 189 190 191 192 193 194 195 196 197 198 199 203 217 218 219 220 "
-        "221 238 239 240 241 261 262 263 264 265 268 270 271 274 276 279 280 281 282 424 425 428 429 430 431 432 433 "
-        "434 435 437 438 442 452",
+        "0 5 6 7 26 27 28 33 34 35 36 37 38 39 40 41 45 46 52 53 54 55 88 97 117 118 119 122 129 130 131 138 140 154 "
+        "157 161 162 164 180 181 182 183 184 185 186 187 188 189 190 191 192 193 194 195 196 197 198 199 203 217 218 "
+        "219 220 221 238 239 240 241 261 262 263 264 265 268 270 271 274 276 279 280 281 282 424 425 428 429 430 431 "
+        "432 433 434 435 437 438 442 452",
     ),
 }
 # Commands of fcntl and ioctl that name another process, which the kernel then signals at a write to the file:

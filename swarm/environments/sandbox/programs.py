@@ -110,10 +110,12 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
+        _HOST.is_asked = True
         if self._is_begun and not self.ended:
             with suppress(OSError):
                 write_frame(_HOST.socket, b"null")
         _HOST.cpu_s += self.cpu_s
+        _HOST.is_asked = False
 
     def _begin(self, *, has_calls: bool) -> dict[str, Any]:
         if _HOST.socket < 0:

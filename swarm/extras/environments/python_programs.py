@@ -9,7 +9,7 @@ import builtins
 import json
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -92,7 +92,7 @@ class PythonEnvironment(RecordEnvironment):
         """The outcome and the share of tests that the program in an answer passes."""
         source, tests = program_in(answer), cast("Tests", problem.entry.tests)
         limits = ProgramLimits(cpu_s=self.program_cpu_s, memory_bytes=self._memory_bytes)
-        passed = _judge_code(source, tests, limits) if isinstance(tests, Assertions) else _judge(source, tests, limits)
+        passed = _judge(source, tests, limits)
         return {OUTCOME: float(all(passed)), "tests": sum(passed) / len(passed)}
 
     def score(self, task_id: int, text: str) -> Mapping[str, float]:
@@ -197,9 +197,30 @@ def _assertions(setup: str, tests: tuple[str, ...], entry_point: str) -> Asserti
     )
 
 
-def _judge(source: str, tests: Sequence[InputTest | CallTest], limits: ProgramLimits) -> list[bool]:
+def _judge(source: str, tests: Tests, limits: ProgramLimits) -> list[bool]:
+    """For each test, True if the program passes it; a test that the time did not suffice for counts as failed."""
+    passed = list[bool]()
+    before = signal.signal(signal.SIGVTALRM, _stop_tests)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _TESTS_CPU_S)
+    try:
+        with suppress(_TestsTookLong):
+            judge = (
+                _judge_code(source, tests, limits)
+                if isinstance(tests, Assertions)
+                else _judge_runs(source, tests, limits)
+            )
+            for is_right in judge:
+                passed.append(is_right)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    num_tests = len(tests.tests) if isinstance(tests, Assertions) else len(tests)
+    return passed + [False] * (num_tests - len(passed))
+
+
+def _judge_runs(source: str, tests: Sequence[InputTest | CallTest], limits: ProgramLimits) -> Iterator[bool]:
     """Runs a program for each test, in a process of its own; all of them share the CPU time."""
-    passed, left_s = list[bool](), limits.cpu_s
+    left_s = limits.cpu_s
     for test in tests:
         is_right = False
         if left_s > 0:
@@ -210,31 +231,22 @@ def _judge(source: str, tests: Sequence[InputTest | CallTest], limits: ProgramLi
                 else:
                     is_right = _listed(program.call(test.function, *test.arguments)) == test.expected
             left_s -= program.cpu_s
-        passed.append(is_right)
-    return passed
+        yield is_right
 
 
-def _judge_code(source: str, tests: Assertions, limits: ProgramLimits) -> list[bool]:
+def _judge_code(source: str, tests: Assertions, limits: ProgramLimits) -> Iterator[bool]:
     """Carries out tests here, one after the other, with one process of the program behind the functions they call."""
-    passed = list[bool]()
-    before = signal.signal(signal.SIGVTALRM, _stop_tests)
-    signal.setitimer(signal.ITIMER_VIRTUAL, _TESTS_CPU_S)
-    try:
-        with Program(source, limits) as program:
-            calls = list[str]()
-            space: dict[str, Any] = {"__name__": "tests"}
-            space |= {name: partial(_call, program, calls, name) for name in tests.functions}
-            for code in (tests.setup, *tests.tests):
-                num_calls, is_right = len(calls), False
-                with suppress(ProgramEnded, _TestsTookLong, SystemExit, Exception):
-                    exec(compile(code, _FILE, "exec"), space)
-                    is_right = len(calls) > num_calls
-                passed.append(is_right)
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-    return passed[1:]
+    with Program(source, limits) as program:
+        calls = list[str]()
+        space: dict[str, Any] = {"__name__": "tests"}
+        space |= {name: partial(_call, program, calls, name) for name in tests.functions}
+        for number, code in enumerate((tests.setup, *tests.tests)):
+            num_calls, is_right = len(calls), False
+            with suppress(ProgramEnded, SystemExit, Exception):
+                exec(compile(code, _FILE, "exec"), space)
+                is_right = len(calls) > num_calls
+            if number:
+                yield is_right
 
 
 def _call(program: Program, calls: list[str], name: str, *arguments: object) -> Any:
