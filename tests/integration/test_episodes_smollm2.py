@@ -101,7 +101,10 @@ def learned(model: LoadedModel, groups: Sequence[RolloutGroup]) -> Batch:
     return make_batch(Draw(step=1, groups=tuple(drawn), num_zero_variance=0), model.tokenizer)
 
 
-@pytest.mark.parametrize("case", ["single", "batched", "refilled", "parked", "dropped"])
+@pytest.mark.parametrize(
+    "case",
+    ["parked", *(pytest.param(each, marks=pytest.mark.sweep) for each in ("single", "batched", "refilled", "dropped"))],
+)
 def test_the_learner_scores_every_action_token_as_it_was_drawn(
     model: LoadedModel, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
