@@ -44,7 +44,7 @@ class Head:
     @classmethod
     def of(cls, network: nn.Module) -> "Head":
         """The head of a Hugging Face causal language model. Raises ConfigError if the output layer is not linear."""
-        layer, config = cast(Any, network).get_output_embeddings(), cast(Any, network).config
+        layer, config = cast(Any, network).get_output_embeddings(), cast(Any, network).config.get_text_config()
         if not isinstance(layer, nn.Linear):
             raise ConfigError(f"model: its output layer is a {type(layer).__name__}; only linear ones can be trained")
         scale = 1.0 / (getattr(config, "logits_scaling", None) or 1.0)  # Granite

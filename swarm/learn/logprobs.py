@@ -5,7 +5,7 @@ Shape letters: B rows, S tokens of a row, n trained tokens, H hidden size.
 """
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from swarm.errors import ConfigError
 from swarm.learn.fused_head import CHUNK_ELEMENTS, Head, Scores, score_hidden
 from swarm.learn.packing import PackedRows
 from swarm.objectives.part import Probe
+
+_CHECKED_WINDOW: Final = 3
 
 
 def score_tokens(
@@ -34,46 +36,94 @@ def score_tokens(
         Nats [n] at the temperature of each token's rollout, float32 (float64 for a float64 network), without gradient.
 
     Raises:
-        ConfigError: the model's attention window is shorter than a row, or its output layer is not linear.
+        ConfigError: the network's output layer is not linear.
     """
     with torch.no_grad():
         hidden = hidden_states(network, packed)
         return score_hidden(Head.of(network), hidden, packed.targets, packed.temperature, probes, chunk_elements)
 
 
-def check_head(network: nn.Module) -> None:
-    """Checks that `Head` reproduces the network's logits: the log-probs of another network would be wrong.
+def check_scores(network: nn.Module) -> None:
+    """Checks that a packed row gets the logits of the network's own forward pass: other log-probs would be wrong.
+
+    An attention window counts as 3 tokens for the check, so that a few tokens exceed it.
 
     Raises:
-        ConfigError: the network's logits of a few tokens differ from those of `Head`.
+        ConfigError: the learner does not know the network's output layer, masks or positions.
     """
-    model = cast(Any, network)
-    head = Head.of(network)
-    token_ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
-    with torch.no_grad():
-        own = cast(Tensor, model(input_ids=token_ids, use_cache=False).logits)[0].to(head.dtype)
-        ours = head.logits(model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state[0])
-    if float((ours - own).abs().max()) > 0.05 * float(own.abs().max()) + 1e-3:
+    model, head = cast(Any, network), Head.of(network)
+    config = model.config.get_text_config()
+    device, window = head.weight.device, getattr(config, "sliding_window", None)
+    ids = torch.arange(12, device=device) % head.weight.shape[0]  # a prompt of 4, two responses of 4
+    whole = torch.stack([ids[:8], torch.cat([ids[:4], ids[8:]])])
+    try:
+        if window is not None:
+            config.sliding_window = min(window, _CHECKED_WINDOW)
+        with torch.no_grad():
+            own = cast(Tensor, model(input_ids=whole, use_cache=False).logits)[:, 3:7].flatten(0, 1).to(head.dtype)
+            ours = head.logits(hidden_states(network, _two_responses(ids)))
+        is_equal = float((ours - own).abs().max()) <= 0.05 * float(own.abs().max()) + 1e-3  # False for NaN, too
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"model: {type(network).__name__} cannot be trained here: {error}") from error
+    finally:
+        if window is not None:
+            config.sliding_window = window
+    if not is_equal:
         raise ConfigError(
-            f"model: {type(network).__name__} changes its logits in a way that the learner does not know; "
+            f"model: {type(network).__name__} computes its logits in a way that the learner does not know; "
             "its log-probs would be wrong, choose another architecture"
         )
 
 
 def hidden_states(network: nn.Module, packed: PackedRows) -> Tensor:
-    """Last hidden states [n, H] that predict the trained tokens. Raises ConfigError for a short attention window."""
+    """Last hidden states [n, H] that predict the trained tokens."""
     model = cast(Any, network)
-    window = getattr(model.config, "sliding_window", None)
-    if window is not None and packed.token_ids.shape[1] > window:
-        raise ConfigError(
-            f"a row of {packed.token_ids.shape[1]} tokens exceeds the model's sliding window {window}: "
-            "lower learner.token_budget"
-        )
-    # Additive and finite: right for sdpa and eager alike, and no row of a softmax is all -inf.
-    dtype = model.get_input_embeddings().weight.dtype
-    allowed = packed.attention_mask()[:, None]
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
     output = model.base_model(
-        input_ids=packed.token_ids, attention_mask=mask, position_ids=packed.position_ids, use_cache=False
+        input_ids=packed.token_ids,
+        attention_mask=_masks(model, packed),
+        position_ids=packed.position_ids,
+        use_cache=False,
     )
     return cast(Tensor, output.last_hidden_state)[packed.rows, packed.columns]
+
+
+def _masks(model: Any, packed: PackedRows) -> Tensor | dict[str, Tensor]:
+    """The mask [B, 1, S, S] of all layers or, where only some have a window, the masks by kind of layer."""
+    dtype, config = model.get_input_embeddings().weight.dtype, model.config.get_text_config()
+    allowed = packed.attention_mask()[:, None]
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds: set[str] = set(getattr(config, "layer_types", None) or ())
+    if window is None or kinds == {"full_attention"}:
+        return _additive(allowed, dtype)
+    # Positions, not columns: between a prompt and its response lie other responses.
+    distance = packed.position_ids[:, :, None] - packed.position_ids[:, None]
+    in_window = _additive(allowed & (distance < window)[:, None], dtype)
+    if "full_attention" not in kinds:
+        return in_window
+    return {"full_attention": _additive(allowed, dtype), "sliding_attention": in_window}
+
+
+def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    # Finite: right for sdpa and eager alike, and no row of a softmax is all -inf.
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+def _two_responses(ids: Tensor) -> PackedRows:
+    """One row of the prompt ids[:4] with the responses ids[4:8] and ids[8:]."""
+
+    def of(*values: int) -> Tensor:
+        return torch.tensor(values, device=ids.device)
+
+    return PackedRows(
+        token_ids=torch.cat([ids[:7], ids[8:11]])[None],
+        position_ids=of(0, 1, 2, 3, 4, 5, 6, 4, 5, 6)[None],
+        segment_ids=of(0, 0, 0, 0, 1, 1, 1, 2, 2, 2)[None],
+        prompt_ids=of(*[0] * 10)[None],
+        rows=of(*[0] * 8),
+        columns=of(3, 4, 5, 6, 3, 7, 8, 9),
+        targets=ids[4:],
+        temperature=torch.ones(8, device=ids.device),
+        rollouts=of(0, 0, 0, 0, 1, 1, 1, 1),
+        positions=of(0, 1, 2, 3, 0, 1, 2, 3),
+        members=(0, 1),
+    )

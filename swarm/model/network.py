@@ -17,12 +17,13 @@ from swarm.config import ModelConfig
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
 from swarm.model.lora import add_adapters
-from swarm.model.source import SHIPPED, TINY_SHAPE, resolve_source
+from swarm.model.source import SHIPPED, TINY_SHAPE, positions_in, resolve_source
 from swarm.model.tokenizer import CharTokenizer, tokenizer_of
 from swarm.model.version_digest import load_published, published_state, weights_digest
 from swarm.types import Digest
 
 _ATTENTION: Final = frozenset({"full_attention", "sliding_attention"})
+_RANDOM: Final = ("drop", "jitter")  # in the names of numbers that make passes in train mode random
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +71,7 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
 def most_tokens(network: nn.Module) -> int:
     """Maximum number of positions of a transformers network, in tokens."""
     config: Any = network.config
-    return int(config.get_text_config().max_position_embeddings)
+    return positions_in(config.get_text_config().to_dict())
 
 
 def entry_bytes(network: nn.Module) -> int:
@@ -133,7 +134,7 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> nn.Module:
         shape: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # of a file by anybody: transformers and huggingface_hub raise many kinds
         raise ConfigError(f"model.source {str(folder)!r}: config.json cannot be read: {error}") from error
-    _require_attention(folder, shape.get_text_config())
+    _require_trainable(folder, shape)
     try:
         network, info = cast(
             "tuple[nn.Module, dict[str, Any]]",
@@ -146,7 +147,9 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> nn.Module:
                 output_loading_info=True,
             ),
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # as above; ImportError where a family needs a package of its own
         raise ConfigError(f"model.source {str(folder)!r}: cannot be loaded: {error}") from error
     lacking = sorted(info["missing_keys"])
     if lacking:
@@ -157,9 +160,16 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> nn.Module:
     return network
 
 
-def _require_attention(folder: Path, shape: Any) -> None:
-    """Raises ConfigError, before weights are read, for a network with other state than keys and values by position."""
+def _require_trainable(folder: Path, config: Any) -> None:
+    """Raises ConfigError, before weights are read, for a network that engine or learner would compute wrongly."""
+    shape = config.get_text_config()
     where = f"model.source {str(folder)!r} ({shape.model_type})"
+    if quantized := getattr(config, "quantization_config", None):
+        kind = quantized.get("quant_method") if isinstance(quantized, dict) else quantized.quant_method
+        raise ConfigError(
+            f"{where}: its weights are quantized ({getattr(kind, 'value', kind)}), so that a step cannot change them; "
+            "choose the model in bfloat16, or save a copy of it that transformers has dequantized"
+        )
     if others := sorted(set(getattr(shape, "layer_types", None) or ()) - _ATTENTION):
         raise ConfigError(
             f"{where}: its layers of kind {', '.join(others)} keep a state that neither engine nor learner handles; "
@@ -167,7 +177,11 @@ def _require_attention(folder: Path, shape: Any) -> None:
         )
     if getattr(shape, "alibi", False):
         raise ConfigError(f"{where}: it has alibi, which the learner's masks do not allow; choose another model")
-    if not isinstance(getattr(shape, "max_position_embeddings", None), int):
+    if "local" in (getattr(shape, "attention_layers", None) or ()):
+        raise ConfigError(
+            f"{where}: its local attention counts columns, responses to the same prompt included; choose another model"
+        )
+    if not positions_in(shape.to_dict()):
         raise ConfigError(
             f"{where}: config.json names no max_position_embeddings, so its longest text is unknown; choose a model "
             "with positions"
@@ -179,6 +193,9 @@ def _without_dropout(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            cast("Any", module).attention_dropout = 0.0
+    config: Any = cast("Any", network).config
+    for holder in (config, config.get_text_config(), *network.modules()):
+        for name, value in vars(holder).items():
+            if isinstance(value, float) and any(kind in name for kind in _RANDOM):
+                setattr(holder, name, 0.0)
     network.eval()

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -89,9 +90,22 @@ def positions_of(config: ModelConfig) -> int:
     """Most tokens of a prompt with its answer, as in config.json; 0 if config.json has no limit. Raises ConfigError."""
     shape = read_model_config(config)
     text = shape.get("text_config")
-    own: dict[str, Any] = text if isinstance(text, dict) else shape
-    found = own.get("max_position_embeddings") or own.get("n_positions")
-    return found if isinstance(found, int) else 0
+    return positions_in(text if isinstance(text, dict) else shape)
+
+
+def positions_in(shape: Mapping[str, Any]) -> int:
+    """Most tokens of a text for a network with these entries of config.json; 0 if they name no limit.
+
+    Rotations of kind longrope are other ones in a batch with a text beyond the original length, so that is the limit.
+    """
+    found = shape.get("max_position_embeddings") or shape.get("n_positions")
+    most = found if isinstance(found, int) else 0
+    ropes = shape.get("rope_parameters") or shape.get("rope_scaling")
+    for rope in (ropes, *ropes.values()) if isinstance(ropes, dict) else ():
+        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in ("longrope", "su"):
+            original = rope.get("original_max_position_embeddings") or shape.get("original_max_position_embeddings")
+            most = min(most, original) if isinstance(original, int) else most
+    return most
 
 
 def is_char_model(source: str) -> bool:

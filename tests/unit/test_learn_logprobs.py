@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from benchmarks._fused_autograd import fused_logprobs
 from swarm.errors import ConfigError
 from swarm.learn.fused_head import Head
-from swarm.learn.logprobs import hidden_states, score_tokens
+from swarm.learn.logprobs import check_scores, hidden_states, score_tokens
 from swarm.learn.packing import LEAST_ALIKE, MIN_FILL, pack
 from swarm.objectives.batch import Batch
 from swarm.testing.batches import toy_batch
@@ -311,8 +311,40 @@ def test_a_member_without_trained_tokens_costs_no_compute() -> None:
     assert sum(packed.token_ids.shape[0] for packed in plan) == 2
 
 
-def test_a_row_longer_than_the_attention_window_is_refused() -> None:
+def windowed(kind: str) -> Any:
+    """A network with an attention window of 4 tokens in all layers (mistral), or in every second layer."""
+    kinds: Any = {} if kind == "mistral" else {"layer_types": ["sliding_attention", "full_attention"]}
+    shape: Any = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "initializer_range": 0.4,
+    }
+    torch.manual_seed(7)
+    config = AutoConfig.for_model(kind, **shape, **kinds, sliding_window=4, pad_token_id=0)
+    return AutoModelForCausalLM.from_config(config).double().eval()
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
+@pytest.mark.parametrize("batch", [RAGGED, ALIKE, ALTERNATING])
+def test_a_token_sees_its_window_alone_also_behind_other_responses(kind: str, batch: Batch) -> None:
+    network = windowed(kind)
+    with torch.no_grad():
+        expected = plain_scores(network, batch)
+        for share in (True, False):
+            found = packed_scores(network, batch, 10_000, share, chunk=5 * VOCAB, most_alike=10_000)
+            for a, b in zip(found, expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-5)  # rotations and some norms are float32
+    check_scores(network)
+    assert network.config.sliding_window == 4
+
+
+def test_a_network_whose_window_the_learner_does_not_know_is_refused() -> None:
     network = tiny_llama()
-    network.config.sliding_window = 8
-    with pytest.raises(ConfigError, match="sliding window 8"):
-        packed_scores(network, RAGGED, 10_000, True, chunk=VOCAB)
+    network.config.sliding_window = 8  # which a Llama does not have
+    with pytest.raises(ConfigError, match="LlamaForCausalLM computes its logits in a way"):
+        check_scores(network)

@@ -15,6 +15,7 @@ from swarm.errors import ConfigError
 from swarm.model.device import pick_device
 from swarm.model.lora import add_adapters, merged_tensors
 from swarm.model.network import load_model, tiny_network
+from swarm.model.source import positions_in
 from swarm.model.version_digest import load_published, published_state, snapshot, weights_digest
 
 TINY = ModelConfig(source="tiny", dtype="float32")
@@ -158,6 +159,8 @@ def test_an_incomplete_checkpoint_is_refused_rather_than_filled_with_noise(tmp_p
         ),
         ("Qwen3NextConfig", {"num_hidden_layers": 4}, "kind linear_attention"),
         ("FalconConfig", {"alibi": True}, "it has alibi"),
+        ("GPTNeoConfig", {}, "its local attention counts columns"),
+        ("Qwen3Config", {"quantization_config": {"quant_method": "fp8"}}, r"quantized \(fp8\)"),
         ("BloomConfig", {}, "no max_position_embeddings"),
         ("MambaConfig", {}, "choose"),
     ],
@@ -172,6 +175,25 @@ def test_a_network_that_keeps_another_state_is_refused_before_its_weights_are_re
     getattr(transformers, family)(**options).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=problem):
         _from_folder(tmp_path, torch.float32)
+
+
+def test_train_mode_changes_nothing_also_where_dropout_is_no_layer() -> None:
+    from transformers import OPTConfig, OPTForCausalLM
+
+    from swarm.model.network import _without_dropout
+
+    shape: dict[str, Any] = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    network: Any = OPTForCausalLM(OPTConfig(**shape, word_embed_proj_dim=16, dropout=0.5, layerdrop=0.5))
+    _without_dropout(network)
+    ids = torch.arange(8)[None]
+    assert torch.equal(network.train()(ids).logits, network.eval()(ids).logits)
+
+
+def test_the_longest_text_of_a_longrope_network_is_its_original_one() -> None:
+    shape = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    assert positions_in(shape) == 131072
+    assert positions_in({**shape, "rope_scaling": {"type": "longrope"}}) == 4096
+    assert positions_in({"n_positions": 1024}) == 1024
 
 
 def test_a_configuration_that_contradicts_itself_is_named(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 48_580,
+    "core": 48_680,
     "methods": 7_300,
     "extras": 5_680,
     "operation": 26_300,
