@@ -12,8 +12,10 @@ import pytest
 import pytest_asyncio
 from waits import until
 
-from swarm.config import EnvironmentConfig, SandboxConfig
+from swarm.config import EnvironmentConfig, ModelConfig, SandboxConfig
+from swarm.environments.determinism import examine
 from swarm.environments.load import build_environments
+from swarm.environments.replay import replay
 from swarm.environments.sandbox import scoring_process
 from swarm.environments.sandbox.plain_values import decode, encode
 from swarm.environments.sandbox.program_host import START_S, TICK_S
@@ -21,6 +23,7 @@ from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError
 from swarm.extras.environments.python_programs import Assertions, CallTest, InputTest, read_tests
 from swarm.interfaces import Producer
+from swarm.model.tokenizer import load_tokenizer
 from swarm.testing.builders import answers
 from swarm.types import NodeId
 
@@ -318,6 +321,13 @@ async def test_without_confinement_no_program_runs_whoever_wrote_it(
     async with SandboxVerifier((python(folder),), SandboxConfig()) as verifier:
         with pytest.raises(ConfigError, match=r"environments py: no program is carried out here.*network, files"):
             await verifier.verify("py", 0, answers(RIGHT["output"]))
+
+
+async def test_a_node_reads_the_questions_and_carries_nothing_out(folder: Path) -> None:
+    config = python(folder)
+    await examine([config], tokenizer=load_tokenizer(ModelConfig(source="smollm2")))
+    with pytest.raises(RuntimeError, match="the confined process that scores answers, and no other"):
+        replay(build_environments([config])["py"], 0, (RIGHT["output"],))
 
 
 FORMS: dict[str, tuple[dict[str, Any], object]] = {

@@ -50,6 +50,12 @@ def use_host(socket: int) -> None:
     _HOST.socket = socket
 
 
+def require_host() -> None:
+    """Raises RuntimeError in a process that has no keeper: neither programs nor their tests are carried out there."""
+    if _HOST.socket < 0:
+        raise RuntimeError("programs are carried out for the confined process that scores answers, and no other")
+
+
 def is_asking() -> bool:
     """True while an answer of the keeper is awaited, which an exception must not cut in two."""
     return _HOST.is_asked
@@ -118,8 +124,7 @@ class Program:
         _HOST.is_asked = False
 
     def _begin(self, *, has_calls: bool) -> dict[str, Any]:
-        if _HOST.socket < 0:
-            raise RuntimeError("programs are carried out by the confined process that scores answers, and nowhere else")
+        require_host()
         self._is_begun = True
         limits = {"cpu_s": self._limits.cpu_s, "memory_bytes": self._limits.memory_bytes}
         return {"source": self._source, "has_calls": has_calls, **limits}

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import Problem
 from swarm.environments.jsonl import RecordEnvironment
-from swarm.environments.sandbox.programs import Program, ProgramEnded, ProgramLimits, is_asking
+from swarm.environments.sandbox.programs import Program, ProgramEnded, ProgramLimits, is_asking, require_host
 from swarm.episode import OUTCOME, Message
 from swarm.errors import ConfigError
 from swarm.extras.environments.code import program_in
@@ -90,6 +90,7 @@ class PythonEnvironment(RecordEnvironment):
 
     def rewards(self, problem: Problem, answer: str) -> Mapping[str, float]:
         """The outcome and the share of tests that the program in an answer passes."""
+        require_host()
         source, tests = program_in(answer), cast("Tests", problem.entry.tests)
         limits = ProgramLimits(cpu_s=self.program_cpu_s, memory_bytes=self._memory_bytes)
         passed = _judge(source, tests, limits)
