@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from node.ailment_alerts import AilmentAlerts
 from node.credential import OwnCredential
-from node.daemon_loops import follow_pause, log_progress, look_for_pause, remember_peers, write_status
+from node.daemon_loops import PROGRESS_EVERY_S, follow_pause, log_progress, look_for_pause, remember_peers, write_status
 from node.disk_budget import within_budget
 from node.manifest_refresh import ManifestRefresh
 from node.status_figures import STATUS, agent_figures, who_counts
@@ -106,6 +106,7 @@ class Daemon(Service):
         self._discovery: RelayedDirectory | None = None  # the same, and relays beside it
         self.coordinator: GrpcCoordinatorClient | None = None
         self.worker = WorkerProcess(self._emit)
+        self.starts = "taking its directory"  # the part of the start that goes on; "" once the node serves
         self.is_finished = False  # every step is made
         self.has_version = False  # the learner has loaded its model
         self._last_connections: JsonDict = {}  # of the newest status: none is left by the time that a stop is noted
@@ -170,25 +171,46 @@ class Daemon(Service):
         await asyncio.to_thread(drop_old_warnings, config.dir)
         self._exit.callback((await asyncio.to_thread(WarningLog, config.dir)).close)
         log_as(config.dir)
+        told = asyncio.create_task(self._log_start(), name="start")
+        self._exit.callback(told.cancel)
         try:
             await self._start_parts()
         except Exception as error:
             await asyncio.to_thread(note_end, config.dir, error)
             raise
+        finally:
+            told.cancel()
+        self.starts = ""
+
+    async def _log_start(self) -> None:
+        """Logs every PROGRESS_EVERY_S the part of the start that is waited for."""
+        while True:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            after_s = round(self.clock.now_s() - self.started_at_s)
+            logger.info("still starting", extra={"does": self.starts, "after_s": after_s})
+
+    @property
+    def does(self) -> str:
+        """The work that goes on, for people: a part of the start, else the activity of the worker."""
+        activity = None if self.starts else self.agent.local.activity
+        return activity.words() if activity is not None else self.starts or "starting the worker"
 
     async def _start_parts(self) -> None:
         """Starts the parts that need a directory locked by this process."""
         config = self.config = await asyncio.to_thread(within_budget, self.config)
         held = await asyncio.to_thread(load_held, config.dir, config.run_id)
         config = self.config = with_held(config, held)
+        self.starts = "trying the environments in a confined process"
         look = examine if config.is_alone else require_repeatable
         await look(config.environments, config.sandbox, narrow_tokenizer(config.model))
         identity = load_or_create_identity(config.dir / "identity.key")
         await self._start_telemetry(config.shown_name)
         if held is not None:
+            self.starts = "asking the coordinator for the run's manifest"
             self._refresh = ManifestRefresh(config, identity, held, self.clock)
             config = self.config = with_held(config, await self._refresh.begin(), self._own_entry)
             self._compare(self._refresh.held)
+        self.starts = "asking for the right to enter"
         self.entry = EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
         self._credential = OwnCredential(config, identity.node_id, self.entry, self.clock)
         await self._credential.prepare()
@@ -198,12 +220,14 @@ class Daemon(Service):
         exchange = config.exchange.model_copy(update={"advertise": advertise})
         self.config = config = config.model_copy(update={"exchange": exchange})
         logger.info("whose groups count in full", extra={"who": who_counts(config)})
+        self.starts = "opening the store, the tokenizer and the sandbox"
         self.agent = await self._build_agent(identity)
         self.peer_clocks = PeerClocks(self.clock, self.agent.parties)
         await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.readmits)
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
         await look_for_pause(self.agent)
         await self.agent.restore()  # last: the groups that wait count as their producers do, which are known by now
+        self.starts = "listening to peers"
         self.transport = RelayingTransport(
             identity,
             config.run_id,
@@ -228,7 +252,9 @@ class Daemon(Service):
         self.agent.relay_reservations = lambda: self.transport.relay.free_reservations
         rng = random.Random(secrets.token_bytes(32))
         self.reach = Reach(self.agent, self.transport, rng, is_advertise_set=is_advertise_set)
+        self.starts = "measuring who can dial this node"
         await self.reach.measure()
+        self.starts = "starting the directory of the swarm (DHT)"
         self.directory = self.transport.directory = await self._start_directory(identity)
         self.coordinator = self._connect_coordinator(identity)
         if self._refresh is not None:

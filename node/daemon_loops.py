@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 STATUS_EVERY_S: Final = 1.0
 PAUSE_LOOK_S: Final = 1.0
 REMEMBER_EVERY_S: Final = 10.0
-PROGRESS_EVERY_S: Final = 30.0
+PROGRESS_EVERY_S: Final = 9.0  # somebody who waits sees a line within ten seconds
 
 
 async def write_status(
@@ -94,6 +94,7 @@ async def log_progress(agent: Agent, clocks: PeerClocks, is_finished: Callable[[
         num_groups = sum(edge.num_groups for edge in report.edges)
         fields = {
             "step": report.head.step,
+            "does": "" if (activity := agent.local.activity) is None else activity.words(),
             "reward": report.reward_mean,
             "local": report.num_local,
             "external": report.num_external,

@@ -15,7 +15,7 @@ from node.run_estimate import (
     read_shape,
     version_bytes,
 )
-from swarm.config import NodeConfig
+from swarm.config import LearnerConfig, NodeConfig
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError
 from swarm.process import num_usable_cores
@@ -139,6 +139,13 @@ def _too_little(most: int, checkpoint: int, others: int) -> str:
         f"disk.max_bytes: {byte_words(most)} is too little for {why}{byte_words(others)} of other files; set "
         f"{needed} ({byte_words(needed)}) or more{fix}"
     )
+
+
+def recipe_words(learner: LearnerConfig) -> str:
+    """Recipe, learning rate and number of steps of a coming training, for people."""
+    schedule = "" if learner.schedule == "constant" else f" ({learner.schedule})"
+    steps = f"{learner.num_steps} steps" if learner.num_steps else "until Ctrl-C"
+    return f"{learner.recipe}, learning rate {learner.learning_rate:g}{schedule}, {steps}"
 
 
 def takes_line(config: NodeConfig) -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from node.credential import keep_invitation, read_invitation
 from node.device_checks import machine_choice, with_choice
-from node.disk_budget import takes_line, within_budget
+from node.disk_budget import recipe_words, takes_line, within_budget
 from swarm.addresses import is_loopback, own_address
 from swarm.clock import SystemClock
 from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
+from swarm.config.generation_config import SHIPPED
 from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
 from swarm.identity import Identity
-from swarm.model.source import SHIPPED
 from swarm.printable import as_argument
 from swarm.process import load_or_create_identity
 from swarm.trained.own_directories import code_of_node, record_own, require_trusted
@@ -93,6 +93,8 @@ async def join_swarm(
             raise
         await asyncio.to_thread(record_own, directory)
     if start:
+        if Role.TRAINER in config.roles:
+            say(f"recipe     {recipe_words(config.learner)}")
         say(await asyncio.to_thread(lambda: takes_line(with_choice(config, machine_choice(config)))))
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")
         setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.shown_name)

@@ -12,6 +12,7 @@ from typing import Final
 
 from node.training_watch import one_line
 from swarm.config import EnvironmentConfig, NodeConfig
+from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import TaskMixture
 from swarm.environments.given_answers import GivenAnswers
 from swarm.environments.jsonl import RecordEnvironment
@@ -28,6 +29,7 @@ MOST_SHOWN_CHARS: Final = 200
 WRONG_ANSWERS: Final = ("", "no", "1")  # what a reward must be able to judge, too
 TRIED_ANSWERS: Final = 64  # of a warm-up
 MOST_READ: Final = 20_000  # records of a file that are looked at
+_SHOWN_KINDS: Final = {"tiny": frozenset({"char"}), "tiny-agents": frozenset({"look_up", "grid_world"})}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +135,18 @@ def task_lines(sampled: SampledEnvironment) -> list[str]:
             f"    reference {one_line(each.reference)!r}{length}{worth}" if each.reference else "    no reference"
         )
     return lines
+
+
+def shown_tasks_note(config: NodeConfig) -> str:
+    """A sentence on the tasks that a shipped character model was shown, where others are asked; else ""."""
+    known = _SHOWN_KINDS.get(config.model.source, frozenset())
+    if not known or {each.kind for each in config.environments} <= known:
+        return ""
+    what = f"the char tasks {', '.join(KINDS)}" if "char" in known else ", ".join(sorted(known))
+    return (
+        f"{config.model.source} was shown only {what}: for another task it serves to try the wiring; to see it learn, "
+        "take --env char:sort; for a task of your own --model smollm2, or begin with --warm-up references"
+    )
 
 
 def warm_up_plan(config: NodeConfig, sampled: Sequence[SampledEnvironment]) -> list[str]:

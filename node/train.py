@@ -5,16 +5,24 @@ be resumed, evaluated, exported, or take part in a run later. A run that cannot 
 """
 
 import asyncio
-import sys
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
 from node.daemon import Daemon, node_process, note_end
 from node.device_checks import machine_choice, with_choice
-from node.disk_budget import takes_line
+from node.disk_budget import recipe_words, takes_line
 from node.local_nodes import LocalNodes
-from node.sampled_tasks import SampledEnvironment, doubts, is_upside_down, sample_environments, task_lines, warm_up_plan
+from node.sampled_tasks import (
+    SampledEnvironment,
+    doubts,
+    is_upside_down,
+    sample_environments,
+    shown_tasks_note,
+    task_lines,
+    warm_up_plan,
+)
 from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
 from swarm.config import NODE_FILE, NodeConfig
@@ -31,8 +39,7 @@ from swarm.trained.samples import STORE
 from swarm.wire.run_manifest import write_toml
 
 LOOK_S: Final = 1.0  # the worker tells its activity as often
-QUIET_S: Final = 10.0  # on a terminal: longer looks like a hang
-QUIET_LOG_S: Final = 30.0  # in a file
+QUIET_S: Final = 8.0  # a look every second comes on top; longer looks like a hang
 
 
 async def prepare(options: TrainOptions, say: Callable[[str], None]) -> NodeConfig:
@@ -80,11 +87,11 @@ async def train(
         ConfigError: the training cannot begin, or nothing can be learned; the message has the reason and an example.
     """
     set_up_logging("WARNING", "console", options.directory.name)
-    say("looking at the questions, the reward and this machine")
-    config = await prepare(options, say)
+    looking = "looking at the questions, the reward and this machine"
+    say(looking)
+    config = await _with_signs(prepare(options, say), looking, say)
     set_up_logging(config.telemetry.log_level, config.telemetry.log_format, config.shown_name)
-    quiet_s = QUIET_S if sys.stdout.isatty() else QUIET_LOG_S
-    watch = TrainingWatch(config, say, is_patient, quiet_s)
+    watch = TrainingWatch(config, say, is_patient, QUIET_S)
     watch.remember(await asyncio.to_thread(read_events, config.dir / "events.jsonl"))
 
     def see(event: Event) -> None:
@@ -130,11 +137,9 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
         lines.append(f"{each.section.name:<10} {each.num_tasks:,} problems, about a quarter held out; the first:")
         lines += [f"         {line}" for line in task_lines(each)]
         lines += [f"note: {doubt}" for doubt in doubts(config, each)]
-    steps = f"{config.learner.num_steps} steps" if config.learner.num_steps else "until Ctrl-C"
-    schedule = "" if config.learner.schedule == "constant" else f" ({config.learner.schedule})"
-    rate = f"learning rate {config.learner.learning_rate:g}{schedule}"
     lines += [f"warm-up    {line}" for line in warm_up_plan(config, sampled) if config.warm_up.answers]
-    lines.append(f"recipe     {config.learner.recipe}, {rate}, {steps}")
+    lines += [f"note: {note}" for note in [shown_tasks_note(config)] if note]
+    lines.append(f"recipe     {recipe_words(config.learner)}")
     lines.append(await asyncio.to_thread(takes_line, with_choice(config, choice)))
     lines.append(f"directory  {config.dir}: Ctrl-C saves and stops, `swarm train {as_argument(config.dir)}` goes on")
     return lines, sampled
@@ -147,13 +152,33 @@ def _has_changed(config: NodeConfig, sampled: SampledEnvironment) -> bool:
     return any(scored.group.verifier != sampled.verifier for scored in newest)
 
 
+async def _with_signs(work: Coroutine[Any, Any, NodeConfig], what: str, say: Callable[[str], None]) -> NodeConfig:
+    """Awaits work; writes a line with the seconds so far whenever `QUIET_S` have passed."""
+    task, began_s = asyncio.ensure_future(work), time.monotonic()
+    try:
+        while not (await asyncio.wait({task}, timeout=QUIET_S))[0]:
+            say(f"{what}, {time.monotonic() - began_s:.0f} s")
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
 async def _run(config: NodeConfig, watch: TrainingWatch, see: Callable[[Event], None], others: LocalNodes) -> None:
     daemon = Daemon(config, see)
-    watch.tick("starting")
+    life = asyncio.ensure_future(_show_life(daemon, watch))  # from the first second on: the start takes some
+    try:
+        await _run_beside(daemon, watch, others, life)
+    finally:
+        life.cancel()
+        await asyncio.wait({life})
+
+
+async def _run_beside(daemon: Daemon, watch: TrainingWatch, others: LocalNodes, life: "asyncio.Future[None]") -> None:
     async with daemon, others.beside(daemon):
         watch.num_with_signal = lambda: daemon.agent.own_groups.since_step.num_with_signal
         running = asyncio.ensure_future(daemon.run())
-        beside = [asyncio.ensure_future(watch.ends.wait()), asyncio.ensure_future(_show_life(daemon, watch))]
+        beside = [asyncio.ensure_future(watch.ends.wait()), life]
         try:
             await asyncio.wait({running, *beside}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -168,8 +193,7 @@ async def _run(config: NodeConfig, watch: TrainingWatch, see: Callable[[Event], 
 async def _show_life(daemon: Daemon, watch: TrainingWatch) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
-        activity = daemon.agent.local.activity
-        watch.tick("starting" if activity is None else activity.words())
+        watch.tick(daemon.does)
 
 
 def _adapters(config: NodeConfig) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.config import NODE_FILE, DiskConfig, NodeConfig, apply_overrides, load_config, parse_config
+from swarm.config.generation_config import is_char_model
 from swarm.environments.given_answers import REFERENCES
 from swarm.environments.hub_datasets import file_name, is_dataset, write_jsonl
 from swarm.errors import ConfigError
 from swarm.learn.checkpoint_state import CHECKPOINTS, newest_first
-from swarm.model.source import is_char_model
 from swarm.printable import as_argument
 from swarm.trained.own_directories import code_of_node, require_trusted
 from swarm.types import JsonDict
@@ -142,11 +142,9 @@ def _data(options: TrainOptions) -> JsonDict:
         "generator": {"max_new_tokens": longest, "groups_per_batch": 8},
         "replay": {"local_groups": 8, "external_groups": 4 if options.nodes > 1 else 0},
         "learner": {
-            "learning_rate": (1e-4 if is_tiny or options.lora_rank else 1e-5)
-            if options.learning_rate is None
-            else options.learning_rate,
             "num_steps": 100 if options.steps is None else options.steps,
         }
+        | ({} if options.learning_rate is None else {"learning_rate": options.learning_rate})
         | ({"recipe": _own_file(options.recipe)} if options.recipe else {}),
         "warm_up": {"answers": _answers(options)},
         "evaluation": {"every_steps": 20, "num_problems": 32, "keep_best": True},

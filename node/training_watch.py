@@ -32,6 +32,7 @@ SOME_GROUPS: Final = 64  # the same once so much time has passed, or where none 
 PATIENCE_S: Final = 60.0
 SAID_GROUPS: Final = 16  # from here on it is said
 SAY_EVERY_S: Final = 5.0
+OLD_S: Final = 2.0  # activities advance every second or so
 
 
 @dataclass
@@ -59,6 +60,7 @@ class TrainingWatch:
         self._line_s = time.monotonic()
         self._time_left = TimeLeft(config=self.config)
         self._is_foretold = False
+        self._doing, self._doing_s = "", time.monotonic()
         self._first_group_s = 0.0
         self._has_stepped = self._has_evaluated = False
         self._num_drawn = self._num_equal = 0  # own groups, since the last line
@@ -120,9 +122,26 @@ class TrainingWatch:
                 pass
 
     def tick(self, doing: str) -> None:
-        """Writes a line on the present activity if none came for `quiet_s`; to be called every second or so."""
-        if time.monotonic() - self._line_s >= self.quiet_s:
-            self._say(f"step {self.step}  {doing}{self._left()}")
+        """Writes a line on the present activity if none came for `quiet_s`; to be called every second or so.
+
+        It says for how long the activity has not changed, the groups that the next step has, and the expected times.
+        """
+        now_s = time.monotonic()
+        if doing != self._doing:
+            self._doing, self._doing_s = doing, now_s
+        if now_s - self._line_s >= self.quiet_s:
+            still_s = now_s - self._doing_s
+            still = f" ({still_s:.0f} s)" if still_s >= OLD_S else ""
+            self._say(f"step {self.step}  {doing}{still}{self._groups()}{self._left()}")
+
+    def _groups(self) -> str:
+        """The groups that the next step has and needs, and what a step takes; empty before the first group."""
+        needed = self.config.replay.local_groups
+        if not self.num_groups or not needed:
+            return ""
+        step_s = self._time_left.step_s
+        takes = f", about {duration_words(step_s)} a step" if step_s is not None and not self._has_stepped else ""
+        return f"; {min(self.num_with_signal(), needed)} of {needed} groups for step {self.step + 1}{takes}"
 
     def summary(self, was_stopped: bool) -> list[str]:
         """Lines on the last step, held-out success before and after, and commands to go on with."""

@@ -37,6 +37,7 @@ _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2  # linux/prctl.h
 END_SILENCE_S: Final = 60.0  # of a process that is to end: no CPU used, and no byte written to the disk
 END_S: Final = 600.0  # to end in all: a worker saves, and peers could keep a serving process busy
 LOOK_S: Final = 1.0
+STILL_S: Final = 9.0  # somebody who waits sees a line within ten seconds
 EXIT_FORCED = 130  # a second signal did not wait for the drain
 
 
@@ -269,17 +270,23 @@ async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str],
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    is_asked = False
+    is_asked, asked_s = False, 0.0
+
+    def say_on() -> None:
+        if is_asked and not has_ended:
+            say(f"still stopping, after {loop.time() - asked_s:.0f} s: what is under way is ended and saved")
+            loop.call_later(STILL_S, say_on)
 
     def stop() -> None:
-        nonlocal is_asked
+        nonlocal is_asked, asked_s
         if is_asked:
             os._exit(EXIT_FORCED)
-        is_asked = True
+        is_asked, asked_s = True, loop.time()
+        loop.call_later(STILL_S, say_on)
         say("stopping: what is under way is ended and saved; a second Ctrl-C does not wait for that")
         task.cancel()
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    has_ended, numbers = False, (signal.SIGTERM, signal.SIGINT)
     for number in numbers:
         loop.add_signal_handler(number, stop)
     try:
@@ -289,6 +296,7 @@ async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str],
             raise
         task.uncancel()
     finally:
+        has_ended = True
         for number in numbers:
             loop.remove_signal_handler(number)
     return is_asked

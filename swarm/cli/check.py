@@ -13,6 +13,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from swarm.cli.shared_options import Trust
+from swarm.cli.waiting import waiting
 from swarm.errors import ConfigError
 from swarm.types import Correction
 
@@ -68,9 +69,10 @@ def check(
     if is_run:
         manifest_of(settings, settings.run_id, "", 0.0)
     tokenizer = _tokenizer(settings, is_run)
-    lines, sampled = asyncio.run(_environments(settings, tokenizer))
-    if not is_run:  # a coordinator scores nothing
-        asyncio.run(_require_confinement(settings))
+    with waiting("building the environments and scoring some answers"):
+        lines, sampled = asyncio.run(_environments(settings, tokenizer))
+        if not is_run:  # a coordinator scores nothing
+            asyncio.run(_require_confinement(settings))
     if tokenizer is not None:
         has_reference = Requirement.REFERENCE_LOGPROBS in recipes.needs
         if choice := machine_choice(settings):
@@ -83,7 +85,9 @@ def check(
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if measures:
-        for line in measured_lines(asyncio.run(measure(settings))):
+        with waiting("making two steps with the real model, which may take minutes"):
+            measured = asyncio.run(measure(settings))
+        for line in measured_lines(measured):
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -165,7 +169,7 @@ async def _environments(
     settings: "NodeConfig", tokenizer: "Tokenizer | None"
 ) -> "tuple[list[str], list[SampledEnvironment]]":
     """Lines about each environment, and its sampled tasks. Raises ConfigError for one that no node could use."""
-    from node.sampled_tasks import doubts, sample_environments, task_lines, warm_up_plan
+    from node.sampled_tasks import doubts, sample_environments, shown_tasks_note, task_lines, warm_up_plan
     from swarm.environments.determinism import examine, require_repeatable
     from swarm.environments.soundness import narrow_tokenizer
 
@@ -182,6 +186,7 @@ async def _environments(
             lines.append(f"  environment {name}: {local.difference}; use it alone only")
         lines += [f"  {line}" for line in task_lines(each)]
         lines += [f"  note: {doubt}" for doubt in doubts(settings, each)]
+    lines += [f"  model: {note}" for note in [shown_tasks_note(settings)] if note]
     lines += [f"  warm-up: {line}" for line in warm_up_plan(settings, sampled)]
     return lines, sampled
 

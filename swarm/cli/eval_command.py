@@ -17,6 +17,7 @@ from typer import Option
 
 from swarm.cli.shared_options import RewardWeight, Trust, parse_weights
 from swarm.cli.trained import Device, Step, Target, console, hide_progress_bars, plain
+from swarm.cli.waiting import waiting
 from swarm.config import (
     NODE_FILE,
     CoordinatorConfig,
@@ -73,8 +74,11 @@ def evaluate(
 
     Equal options give equal problems, so that two models can be compared.
     """
-    from swarm.trained.evaluation import EvaluationPlan, own_environment, write_tries
-    from swarm.trained.model import is_node, load_target
+    with waiting("loading the packages", is_quiet=as_json):
+        from swarm.trained.evaluation import EvaluationPlan, own_environment, write_tries
+        from swarm.trained.model import is_node, load_target
+
+        hide_progress_bars()
     from swarm.types import EpisodeLimits
 
     if split not in ("held_out", "all"):
@@ -98,7 +102,8 @@ def evaluate(
         require_trusted(path.parent, code_of(environments), trust)
     else:
         raise ConfigError(f"{target} is no node: say on what to evaluate it, --config node.toml or --data FILE.jsonl")
-    model = load_target(target, step)
+    with waiting(f"loading the model of {target}", is_quiet=as_json):
+        model = load_target(target, step)
     limits = settings.generator.episode_limits if settings else EpisodeLimits(max_new_tokens=256)
     if max_new_tokens:
         limits = EpisodeLimits(max_new_tokens=max_new_tokens, max_episode_tokens=limits.max_episode_tokens)
@@ -111,7 +116,7 @@ def evaluate(
         temperature=temperature,
         seed=seed,
     )
-    scores = _evaluate(model, plan, device)
+    scores = _evaluate(model, plan, device, is_quiet=as_json)
     if save is not None:
         with save.open("w", encoding="utf-8") as file:
             write_tries(scores, file)
@@ -137,16 +142,23 @@ def _require_writable(path: Path) -> None:
         raise ConfigError(f"--save {path}: cannot be written: {error.strerror}; name another file") from None
 
 
-def _evaluate(model: "TrainedModel", plan: "EvaluationPlan", device: str) -> "Sequence[EnvironmentScore]":
-    """Evaluates a model with a progress bar for each environment; returns the scores."""
+def _evaluate(
+    model: "TrainedModel", plan: "EvaluationPlan", device: str, *, is_quiet: bool
+) -> "Sequence[EnvironmentScore]":
+    """Evaluates a model with a progress bar for each environment, or lines beside a file; returns the scores."""
     from swarm.trained.evaluation import evaluate_model
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    screen = Console(stderr=True)
+    with (
+        waiting("evaluating", is_quiet=is_quiet or screen.is_terminal) as wait,
+        Progress(*columns, console=screen, transient=True) as bar,
+    ):
         lines = {each.name: bar.add_task(each.name, total=None) for each in plan.environments}
 
         def show(name: str, done: int, total: int) -> None:
             bar.update(lines[name], completed=done, total=total)
+            wait.now(f"evaluating {name} {done}/{total}")
 
         return asyncio.run(evaluate_model(model, plan, show, device))
 

@@ -31,6 +31,7 @@ from swarm.cli.shared_options import MaxDisk, MaxUpload, Threads, Trust, machine
 from swarm.cli.simulate import simulate
 from swarm.cli.train import train
 from swarm.cli.trained import chat, export, samples, verify
+from swarm.cli.waiting import waiting
 from swarm.cli.why import why
 from swarm.config import config_file
 from swarm.process import errors_explained, silence_grpc
@@ -103,7 +104,8 @@ def join(
 
     The manifest names tasks, model and limits; it cannot make this machine run code of others.
     """
-    from node.join import join_swarm
+    with waiting("loading the packages"):
+        from node.join import join_swarm
 
     roles = (Role.GENERATOR,) if generate else ()
     overrides = [*machine_overrides(threads, max_upload, max_disk), *(set_ or [])]
@@ -171,7 +173,8 @@ def doctor(
     from node.doctor import examine
 
     named = None if directory is None and config is None else config_file(directory, config)
-    findings = asyncio.run(examine(named, trust))
+    with waiting("trying this machine, and what the configuration names", is_quiet=as_json):
+        findings = asyncio.run(examine(named, trust))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

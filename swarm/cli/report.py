@@ -15,6 +15,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from swarm.cli.shared_options import Trust
+from swarm.cli.waiting import waiting
 from swarm.errors import ConfigError
 from swarm.printable import printable
 
@@ -43,7 +44,8 @@ def report(
     paths = dirs or [Path("swarm-node")]
     if shared := {path.resolve() for path in paths} & {path.resolve() for path in compare or []}:
         raise ConfigError(f"--compare {', '.join(map(str, shared))}: the same directory is reported; name another run")
-    result = NodeReports(paths, trust).read(samples)
+    with waiting(f"reading {', '.join(map(str, paths))}"):
+        result = NodeReports(paths, trust).read(samples)
     if compare:
         result = replace(result, rival=NodeReports(compare, trust).read().swarm, rival_kind="control")
     out = out or paths[0] / "report.html"

@@ -10,6 +10,7 @@ from typer import Option
 
 from swarm.cli.shared_options import Trust
 from swarm.cli.trained import Device, Step, Target
+from swarm.cli.waiting import waiting
 from swarm.errors import ConfigError
 from swarm.plugins import load_extra
 from swarm.process import wait_for_signal
@@ -65,7 +66,8 @@ def serve(
       swarm serve my-model --listen 127.0.0.1:9000        a folder that `swarm export` made
       swarm serve Qwen/Qwen3-0.6B --tinker                scripts for the tinker SDK train adapters on it
     """
-    from swarm.trained.model import load_target
+    with waiting("loading the packages"):
+        from swarm.trained.model import load_target
 
     key = os.environ.get("SWARM_API_KEY", "") or secrets.token_urlsafe(24)
     if not key.isascii() or len(key) < 16:
@@ -83,7 +85,9 @@ def serve(
         served = {"name": name, "listen": listen, "key": key, "max_rows": max_rows, "device": device, "store": store}
         load_extra("tinker")(target, step, node, samplers, is_trusted=trust, **served)
     else:
-        _serve_openai(load_target(target, step), target, name or Path(target).name, listen, key, max_rows, device)
+        with waiting(f"loading the model of {target}"):
+            model = load_target(target, step)
+        _serve_openai(model, target, name or Path(target).name, listen, key, max_rows, device)
 
 
 def _serve_openai(

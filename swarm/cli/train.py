@@ -8,6 +8,7 @@ import typer
 from typer import Argument, Option
 
 from swarm.cli.shared_options import MaxDisk, MaxUpload, RewardWeight, Threads, Trust, machine_overrides, parse_weights
+from swarm.cli.waiting import waiting
 
 
 def train(
@@ -70,10 +71,11 @@ def train(
     Each line of the file is a record with `question` and `answer` (or `messages`, and --answer). Without --reward the
     answer must be the same text or number. Ctrl-C saves and stops. Then: swarm samples, eval, chat, export.
     """
-    from node.train import prepare
-    from node.train import train as run
-    from node.train_options import TrainOptions
-    from swarm.telemetry import setup_logging
+    with waiting("loading the packages"):
+        from node.train import prepare
+        from node.train import train as run
+        from node.train_options import TrainOptions
+        from swarm.telemetry import setup_logging
 
     options = TrainOptions(
         directory=directory,
@@ -101,7 +103,8 @@ def train(
         is_trusted=trust,
     )
     if only_write:
-        asyncio.run(prepare(options, typer.echo))
+        with waiting("looking at the questions, the reward and this machine"):
+            asyncio.run(prepare(options, typer.echo))
         typer.echo(f"written: {directory / 'node.toml'}")
     else:
         asyncio.run(run(options, typer.echo, patient, setup_logging))

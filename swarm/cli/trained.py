@@ -12,6 +12,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from swarm.cli.shared_options import Trust
+from swarm.cli.waiting import Waiting, waiting
 from swarm.config import NODE_FILE
 from swarm.errors import ConfigError
 from swarm.printable import printable
@@ -78,13 +79,16 @@ def export(
     if folder is None and not (directory / NODE_FILE).exists() and (directory / PROVENANCE_FILE).exists():
         return _push(directory, push, public, dry_run)
     _require_node(directory)
-    hide_progress_bars()
+    with waiting("loading the packages"):
+        hide_progress_bars()
     if folder is not None:
         _export(directory, folder, known, step)
         return _push(folder, push, public, dry_run) if push else None
     from swarm.trained.hub import export_to_hub
 
-    _print_pushed(export_to_hub(directory, push, known, step, is_private=not public, is_dry=dry_run), public)
+    with waiting(f"exporting the model of {directory}, and sending it" if not dry_run else f"exporting {directory}"):
+        pushed = export_to_hub(directory, push, known, step, is_private=not public, is_dry=dry_run)
+    _print_pushed(pushed, public)
 
 
 def _push(folder: Path, repo: str, is_public: bool, is_dry: bool) -> None:
@@ -106,7 +110,8 @@ def _export(directory: Path, folder: Path, kind: "Format", step: "WhichStep") ->
     from swarm.trained.export import export_model
 
     try:
-        done = export_model(directory, folder, kind, step, time.time())
+        with waiting(f"loading the model of {directory}, and writing it to {folder}"):
+            done = export_model(directory, folder, kind, step, time.time())
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error}; make room there or name another place") from None
     console.print(
@@ -144,19 +149,28 @@ def chat(
     device: Device = "auto",
 ) -> None:
     """Talk to a model. Ctrl-C ends an answer, Ctrl-D the conversation; /new begins a new one."""
-    from swarm.trained.chat import Conversation
-    from swarm.trained.model import load_target
+    with waiting("loading the packages") as wait:
+        from swarm.trained.chat import Conversation
+        from swarm.trained.model import load_target
 
-    hide_progress_bars()
-    model = load_target(target, step)
+        hide_progress_bars()
+        wait.now(f"loading the model of {target}")
+        model = load_target(target, step)
     talk = Conversation(model, max_new_tokens=max_new_tokens, temperature=temperature, system=system, device=device)
 
     def show(piece: str) -> None:
+        thinks.end()
         sys.stdout.write(printable(piece))
         sys.stdout.flush()
 
+    def ask(text: str) -> None:
+        nonlocal thinks
+        with waiting("reading the conversation") as thinks:
+            talk.ask(text, show)
+
+    thinks: Waiting
     if message:
-        talk.ask(message, show)
+        ask(message)
         print()
         return
     of = f", step {model.version.step}" if model.version else ""
@@ -171,7 +185,7 @@ def chat(
             talk.reset()
         elif text:
             try:
-                talk.ask(text, show)
+                ask(text)
             except KeyboardInterrupt:
                 show(" [ended; forgotten]")
             except ConfigError as error:

@@ -1,11 +1,33 @@
 """Generation of answers: model, sampling, engine, serving, and the weights that a node follows or publishes."""
 
-from typing import Annotated, Any, ClassVar, Literal
+import json
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
 from swarm.config.section import ListeningOrOff, Model, NotNegative, Positive, PositiveFloat, Usual
 from swarm.types import EpisodeLimits
+
+SHIPPED: Final = {"tiny": "tiny.safetensors", "tiny-agents": "tiny_agents.safetensors"}  # warm starts of the tiny model
+CHAR_CODEC, CHAR_CODEC_VERSION = "swarm_char_codec", 1  # entry of tokenizer_config.json in an exported tiny model
+_MAX_CODEC_BYTES: Final = 16_384  # of that file: an export writes 200
+USUAL_RATE: Final = 1e-5  # learning rate of all weights of a language model
+USUAL_SMALL_RATE: Final = 1e-4  # of adapters, and of the tiny models
+
+
+def is_char_model(source: str) -> bool:
+    """True for a character model: a shipped one, or the folder of an exported one."""
+    if source in SHIPPED:
+        return True
+    path = Path(source).expanduser() / "tokenizer_config.json"
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_CODEC_BYTES:
+            return False
+        settings: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: no home directory
+        return False
+    return isinstance(settings, dict) and settings.get(CHAR_CODEC) == CHAR_CODEC_VERSION
 
 
 class ModelConfig(Model):
@@ -44,6 +66,11 @@ class ModelConfig(Model):
     def lora_scale(self) -> float:
         """Factor on an adapter's output: lora_alpha / lora_rank; 2 if lora_alpha is 0."""
         return self.lora_alpha / self.lora_rank if self.lora_alpha else 2.0
+
+    @property
+    def usual_rate(self) -> float:
+        """Learning rate that is usual for this kind of model, and the default of `learner.learning_rate`."""
+        return USUAL_SMALL_RATE if self.lora_rank or is_char_model(self.source) else USUAL_RATE
 
 
 class GeneratorConfig(Model):

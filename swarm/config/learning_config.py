@@ -57,7 +57,8 @@ class LearnerConfig(Model):
     recipe_text_only: str = "sapo_swarm"
     """Learns from groups of another tokenizer, or of text alone, where `recipe` cannot; empty refuses such groups."""
     learning_rate: Annotated[PositiveFloat, Usual("3e-6..3e-4", "steps")] = 1e-5
-    """AdamW learning rate after warm-up, the highest of the schedule."""
+    """AdamW learning rate after warm-up, the highest of the schedule. Not set: 1e-4 for adapters and the tiny models,
+    1e-5 for all weights of another model."""
     weight_decay: Annotated[float, Field(ge=0), Usual("..10", "steps signal")] = 0.0
     """AdamW weight decay."""
     max_grad_norm: Annotated[PositiveFloat, Usual("1e-3..100", "steps")] = 1.0

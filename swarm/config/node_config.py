@@ -184,6 +184,14 @@ class NodeConfig(Model):
         return [*self.coordinator.addresses, *map(endpoint_of, maddrs), own]
 
     @model_validator(mode="after")
+    def _rate_of_the_model(self) -> "NodeConfig":
+        """One default rate whichever command starts the node: `swarm train`, `swarm join`, a file, a manifest."""
+        if "learning_rate" not in self.learner.model_fields_set:
+            rate = {"learning_rate": self.model.usual_rate}
+            object.__setattr__(self, "learner", self.learner.model_copy(update=rate))  # frozen for everybody else
+        return self
+
+    @model_validator(mode="after")
     def _can_work(self) -> "NodeConfig":
         if self.compute_dtype == "bfloat16" and self.model.dtype == "float32":
             raise ValueError(

@@ -128,7 +128,7 @@ def _of_rate(snapshot: Snapshot) -> list[str]:
     if config is None or len(moves) < 5:
         return []
     rate = config.learner.learning_rate
-    if middle(moves) < SLOW or rate < learning.usual_rate(config) / 2:
+    if middle(moves) < SLOW or rate < config.model.usual_rate / 2:
         return [f"a higher learning rate than {rate:g}: a step moves log-probs by {middle(moves):.2g} nats"]
     if learning.leaps(snapshot):
         return [f"a lower learning rate than {rate:g}: {learning.leaps(snapshot)[0]}"]

@@ -10,7 +10,6 @@ from statistics import variance
 from typing import Final
 
 from swarm.activity import WAITING, Activity
-from swarm.config import NodeConfig
 from swarm.diagnosis.answer_rules import one_answer
 from swarm.diagnosis.record_rules import FEW_QUESTIONS
 from swarm.diagnosis.signal_rules import MANY_IN_VAIN, SOME_IN_VAIN, equal_rewards, has_flat_reward
@@ -36,11 +35,8 @@ from swarm.events import (
     VersionPublished,
     events_of,
 )
-from swarm.model.source import is_char_model
 from swarm.telemetry.warning_log import SLOW_DTYPE
 
-USUAL_RATE: Final = 1e-5  # all weights of a language model
-USUAL_SMALL_RATE: Final = 1e-4  # adapters, and the tiny models
 FAR: Final = 10.0  # times the usual rate
 FAST: Final = 0.1  # nats by which one step moves log-probs, from which on it is a leap; docs/metrics.md
 STILL: Final = 1e-4  # the same, below which it is rounding
@@ -58,12 +54,6 @@ FEW_EVENTS: Final = 8  # of fewer no pace is known
 TIMES: Final = 4.0  # the longest time before
 LEAST_S: Final = 30.0
 LEAST_EVALUATED_S: Final = 10.0  # of a run that has just begun the first evaluation is most
-
-
-def usual_rate(config: NodeConfig) -> float:
-    """Learning rate that is usual for the configured kind of model."""
-    is_small = config.model.lora_rank > 0 or is_char_model(config.model.source)
-    return USUAL_SMALL_RATE if is_small else USUAL_RATE
 
 
 # --- the size of steps ------------------------------------------------------------------------------------
@@ -91,7 +81,7 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
     config = snapshot.config
     if config is None or not snapshot.made:
         return None
-    rate, times = config.learner.learning_rate, config.learner.learning_rate / usual_rate(config)
+    rate, times = config.learner.learning_rate, config.learner.learning_rate / config.model.usual_rate
     is_lost = snapshot.num_in_vain >= SOME_IN_VAIN and len(snapshot.made) < 10 * FEW_STEPS
     lost = f"after step {snapshot.made[-1].step} no own group has differing rewards any more"
     harm, signs = [*([lost] if is_lost else []), *losses(snapshot)], leaps(snapshot)
@@ -102,7 +92,7 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
         claim=f"the learning rate is too high: learner.learning_rate = {rate:g}, {times:,.0f} times the usual rate of "
         "such a model",
         fix="begin again from a checkpoint before the fall, or in a new directory; "
-        + snapshot.set_key("learner.learning_rate", usual_rate(config)),
+        + snapshot.set_key("learner.learning_rate", config.model.usual_rate),
         evidence=(*harm, *signs),
         key="learner.learning_rate",
         gravity=Gravity.STOPS if is_lost else Gravity.HARMS,
@@ -175,7 +165,7 @@ def learning_rate_too_low(snapshot: Snapshot) -> Diagnosed | None:
     config, made = snapshot.config, snapshot.made
     if config is None or len(made) < FEW_STEPS:
         return None
-    rate, usual, still = config.learner.learning_rate, usual_rate(config), stillness(snapshot)
+    rate, usual, still = config.learner.learning_rate, config.model.usual_rate, stillness(snapshot)
     is_unknown = len(_moves(snapshot, made[-10 * RECENT_STEPS :])) < 5
     if rate * FAR > usual or not (still or (is_unknown and rate * FAR**2 <= usual)):
         return None

@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from swarm.config import ModelConfig
+from swarm.config.generation_config import is_char_model
 from swarm.environments.load import signals_of
 from swarm.environments.replay import MAX_REWARD, replay, weights_of
 from swarm.episode import OUTCOME, Actions, EpisodeOutcome, Transition
 from swarm.errors import ConfigError, RolloutFailed, described
 from swarm.interfaces import Environment, Tokenizer, Verdict, Verifier
 from swarm.model.conversations import Conversations
-from swarm.model.tokenizer import CharTokenizer, is_char_model
+from swarm.model.tokenizer import CharTokenizer
 from swarm.types import Task
 
 _WORDS: Final = ("1", "up", "yes", "search a", '<tool_call>{"name": "a", "arguments": {}}</tool_call>', "<tool_call>{")

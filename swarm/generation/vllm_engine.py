@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from swarm.activity import OnProgress, ignore_progress
 from swarm.config import ModelConfig, NodeConfig
+from swarm.config.generation_config import SHIPPED
 from swarm.episode import Actions
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
@@ -24,7 +25,7 @@ from swarm.generation.vllm_process import EngineProcess, vllm_python
 from swarm.interfaces import Observe, Prompts, Tokenizer
 from swarm.model.lora import merged_tensors
 from swarm.model.network import load_model, save_tensors
-from swarm.model.source import SHIPPED, resolve_source
+from swarm.model.source import resolve_source
 from swarm.model.version_digest import PublishedTensors, published_state, weights_digest
 from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling
 

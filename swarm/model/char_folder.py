@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swarm.model.source import CHAR_CODEC, CHAR_CODEC_VERSION
+from swarm.config.generation_config import CHAR_CODEC, CHAR_CODEC_VERSION
 from swarm.model.tokenizer import ALPHABET, CharTokenizer
 
 _PAD, _END = "<pad>", "<end>"

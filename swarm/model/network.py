@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from swarm.config import ModelConfig
+from swarm.config.generation_config import SHIPPED
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
 from swarm.model.lora import add_adapters
-from swarm.model.source import SHIPPED, TINY_SHAPE, positions_in, resolve_source
+from swarm.model.source import TINY_SHAPE, positions_in, resolve_source
 from swarm.model.tokenizer import CharTokenizer, tokenizer_of
 from swarm.model.version_digest import load_published, published_state, weights_digest
 from swarm.types import Digest

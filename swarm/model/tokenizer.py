@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from swarm.config import ModelConfig
+from swarm.config.generation_config import is_char_model
 from swarm.episode import TOOL_SYNTAX, Message
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.chat_template import MarkedContents, TemplateArgument, read_chat_template, token_text
 from swarm.model.plain_text import PlainText, inner_encoder
-from swarm.model.source import is_char_model, resolve_source
+from swarm.model.source import resolve_source
 from swarm.model.turn_markers import MARKER, OWN_ROLES, TurnMarkers, find_turn_markers
 from swarm.types import Digest, Task
 

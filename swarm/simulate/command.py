@@ -147,7 +147,8 @@ def silo_of(options: SimulationOptions) -> SimulationOptions:
 
 def prepare_model(options: SimulationOptions, directory: Path, console: Console) -> None:
     """Converts and caches the model once, before several nodes would do so at the same time. Raises ConfigError."""
-    from swarm.model.source import SHIPPED, resolve_source
+    from swarm.config.generation_config import SHIPPED
+    from swarm.model.source import resolve_source
     from swarm.model.tokenizer import load_tokenizer
 
     config = node_configs(options, directory)[0].model

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
+from swarm.config.generation_config import is_char_model
 from swarm.errors import ConfigError
 from swarm.model.char_folder import write_char_tokenizer
 from swarm.model.lora import LoraLinear, merge_adapters
 from swarm.model.peft_folder import write_adapter
-from swarm.model.source import is_char_model, model_folder
+from swarm.model.source import model_folder
 from swarm.trained.model import TrainedModel
 
 Format = Literal["hf", "peft", "gguf"]
