@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from swarm.config import ModelConfig, NodeConfig
-from swarm.model.source import read_model_config
+from swarm.model.source import positions_of, read_model_config
 from swarm.types import Role
 
 LIKE_LLAMA: Final = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # model types whose parameters are counted here
@@ -172,11 +172,10 @@ class Lengths:
 
 
 def lengths_of(config: NodeConfig, prompt: int, has_turns: bool) -> Lengths:
-    """Bounds of a run whose longest prompt has `prompt` tokens."""
+    """Bounds of a run whose longest prompt has `prompt` tokens; no response is longer than the model's context."""
     response = config.generator.max_new_tokens
-    return Lengths(
-        prompt=prompt, response=max(response, config.generator.max_episode_tokens) if has_turns else response
-    )
+    response = max(response, config.generator.max_episode_tokens) if has_turns else response
+    return Lengths(prompt=prompt, response=min(response, positions_of(config.model) or response))
 
 
 def pass_tokens(config: NodeConfig, lengths: Lengths) -> int:

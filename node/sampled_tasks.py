@@ -25,6 +25,7 @@ from swarm.model.source import positions_of
 from swarm.model.tokenizer import check_turns, text_ids
 from swarm.types import Role, Task
 
+MOST_AROUND_CHARS: Final = 60  # of a chat template before a question, and after it
 MOST_SHOWN_CHARS: Final = 200
 WRONG_ANSWERS: Final = ("", "no", "1")  # what a reward must be able to judge, too
 TRIED_ANSWERS: Final = 64  # of a warm-up
@@ -126,7 +127,9 @@ def task_lines(sampled: SampledEnvironment) -> list[str]:
     """Two lines for each task: the prompt, and the reference with its reward."""
     lines: list[str] = []
     for each in sampled.tasks:
-        asked = f"{_tokens(len(each.prompt_ids))}, {_ends_of(each.prompt)}" if each.prompt_ids else _chat(each.task)
+        tokens = _tokens(len(each.prompt_ids))
+        question = next((said.content for said in reversed(each.task.messages) if said.role == "user"), "")
+        asked = f"{tokens}, {_around(each.prompt, question)}" if each.prompt_ids else _chat(each.task)
         lines.append(f"  task {each.task.task_id}: {asked}")
         length = f" ({_tokens(each.num_action_tokens)})" if each.num_action_tokens else ""
         turns = f" in {len(each.actions)} turns" if sampled.max_turns > 1 and each.actions else ""
@@ -167,11 +170,24 @@ def _tokens(count: int) -> str:
     return f"{count} token{'s' * (count > 1)}"
 
 
-def _ends_of(text: str) -> str:
-    """The text with line breaks and control characters escaped, cut in the middle."""
-    flat = text.encode("unicode_escape").decode() if text.isascii() else repr(text)[1:-1]
+def _around(prompt: str, question: str) -> str:
+    """The prompt as one line; of a long one the question, and the beginning and the end of what stands around it."""
+    whole, asked = _escaped(prompt), _escaped(question)
+    if len(whole) <= MOST_SHOWN_CHARS or not asked or asked not in whole:
+        return _cut(whole)
+    before, _, after = whole.rpartition(asked)
+    head = before if len(before) <= MOST_AROUND_CHARS else f"{before[:MOST_AROUND_CHARS]} ... "
+    tail = after if len(after) <= MOST_AROUND_CHARS else f" ... {after[-MOST_AROUND_CHARS:]}"
+    return f"{head}{_cut(asked)}{tail}"
+
+
+def _escaped(text: str) -> str:
+    return text.encode("unicode_escape").decode() if text.isascii() else repr(text)[1:-1]
+
+
+def _cut(text: str) -> str:
     half = MOST_SHOWN_CHARS // 2
-    return flat if len(flat) <= MOST_SHOWN_CHARS else f"{flat[:half]} ... {flat[-half:]}"
+    return text if len(text) <= MOST_SHOWN_CHARS else f"{text[:half]} ... {text[-half:]}"
 
 
 def _chat(task: Task) -> str:

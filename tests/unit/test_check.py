@@ -1,6 +1,7 @@
 """`swarm check`: what is wrong with an environment is told before a start, and what would be asked is shown."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ def test_three_tasks_are_shown_as_the_model_reads_them_with_what_the_reference_i
     )
     for number in tasks:
         assert r": 48 tokens, <|im_start|>system\nYou are a helpful AI" in shown[number]
+        assert re.search(r" \.\.\. .*\d [+-] \d", shown[number]), "the question is whole"
         assert shown[number].endswith(r"=<|im_end|>\n<|im_start|>assistant\nAnswer:")
         assert "reference '" in shown[number + 1] and shown[number + 1].endswith("), worth 1")
     assert "memory of the worker: about 4," in found.stdout and "a group: " in found.stdout
