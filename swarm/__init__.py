@@ -10,6 +10,8 @@ _MODULES = {
     "Training": "node.python_api.training",
     "Callback": "node.python_api.training",
     "Metrics": "node.python_api.step_metrics",
+    "agent_run": "node.python_api.agent_run",
+    "AgentRun": "node.python_api.agent_run",
     "connect": "node.python_api.rollout_source",
     "trl_columns": "node.python_api.rollout_source",
     "RolloutSource": "node.python_api.rollout_source",

@@ -1,5 +1,7 @@
 # What type checkers see of the names that __init__.py imports when they are first asked for.
 
+from node.python_api.agent_run import AgentRun as AgentRun
+from node.python_api.agent_run import agent_run as agent_run
 from node.python_api.rollout_source import RolloutSource as RolloutSource
 from node.python_api.rollout_source import SourcedGroup as SourcedGroup
 from node.python_api.rollout_source import connect as connect

@@ -3,6 +3,7 @@
     GET  /health                   no key needed
     GET  /v1/models                the served model and its policy version
     POST /v1/chat/completions      a conversation that was answered here continues with its exact tokens
+    POST /v1/responses             the same, in the newer dialect (`responses_dialect`)
     POST /v1/completions           text or token ids
     POST /inference/v1/generate    token ids in, token ids out
     POST /v1/episodes              begins a run of an agent, with a key of its own (`agent_runs`)
@@ -23,7 +24,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -73,6 +74,13 @@ from swarm.serving.openai_requests import (
     TokensRequest,
     read_request,
 )
+from swarm.serving.responses_dialect import (
+    ResponsesRequest,
+    response_body,
+    response_head,
+    stream_events,
+    to_chat,
+)
 from swarm.serving.run_groups import recorded_call
 from swarm.serving.run_store import RunRow
 from swarm.serving.turn_form import MAX_TRIES, ChatTurn, TurnForm, form_of, messages_of
@@ -81,7 +89,6 @@ from swarm.types import JsonDict
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Finish = Callable[[ChatTurn], Awaitable[None]]
 
 # Of a body: room for its fields, and for ten letters of each token of a prompt, as \uXXXX.
 BODY_BYTES: Final = 256 * 1024
@@ -118,6 +125,17 @@ class Caller:
     owner: str  # name of the key; "" for the main one
     learns: bool
     run: RunKey | None = None  # of a key of a single run
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A chat that is ready to be answered."""
+
+    messages: Sequence[Message]  # as the model is shown them
+    form: TurnForm
+    requests: Sequence[CompletionRequest]
+    stops: Sequence[str]
+    run: RunRow | None
 
 
 class OpenAiApp:
@@ -159,6 +177,7 @@ class OpenAiApp:
                 Route("/health", self._health, methods=["GET"]),
                 Route("/v1/models", self._guarded(self._models), methods=["GET"]),
                 Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
+                Route("/v1/responses", self._guarded(self._responses), methods=["POST"]),
                 Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
                 Route("/inference/v1/generate", self._guarded(self._tokens), methods=["POST"]),
                 Route("/v1/episodes", self._guarded(self._open_run), methods=["POST"]),
@@ -192,45 +211,76 @@ class OpenAiApp:
 
     async def _chat(self, request: Request) -> Response:
         asked = await self._read(ChatRequest, request)
-        run = await self._run_of(request)
-        form = form_of(asked)
-        messages = form.shown(messages_of(asked.messages))
-        prefill = (Message(role="assistant", content=form.prefill),) if form.prefill else ()
-        prompt_ids = await self._encoded(self.memory.prompt, (*messages, *prefill))
-        num_top = asked.top_logprobs if asked.logprobs else 0
-        most = asked.max_completion_tokens or asked.max_tokens
-        if run is not None:
-            asked, most = self._as_recorded(asked, most)
-        requests = self._requests(asked, [prompt_ids], most, num_top)
-        stops = (*asked.stops, *form.stops)
-
-        async def finish(turn: ChatTurn) -> None:
-            """Records and remembers a turn before its client has it."""
-            made = turn.answer.completion.token_ids
-            if run is not None and self._runs is not None and made:
-                await self._runs.record(run, recorded_call(turn.answer, requests[0].sampling))
-            if not turn.answer.stop:  # else the client has less text than the model made
-                is_ended = bool(made) and made[-1] in self._model.tokenizer.eos_ids
-                self.memory.add(messages, turn.text, [*turn.answer.prompt_ids, *made], is_ended)
+        chat = await self._prepared(request, asked)
 
         def chunk(piece: AnswerPiece, index: int, num_chars: int) -> JsonDict:
             logprobs = chat_logprobs(self._model.tokenizer, piece) if asked.logprobs else None
             return {"index": index, "delta": {"content": piece.text}, "logprobs": logprobs, "finish_reason": None}
 
         if asked.stream:
-            opening = {"role": "assistant", "content": "" if form.is_free else None}
-            steps = (
-                partial(self._steps, requests, stops, form, finish)
-                if form.is_free
-                else partial(self._turns, requests, stops, form, finish)
-            )
+            opening = {"role": "assistant", "content": "" if chat.form.is_free else None}
+            if chat.form.is_free:
+                steps = partial(self._steps, chat.requests, chat.stops, chat)
+            else:
+                steps = partial(self._turns, chat)
             kind = "chat.completion.chunk"
-            return self._streamed(asked, len(requests), steps, kind, chunk, {"delta": {}}, opening)
-        turns = await self._whole(request, [self._turn(each, stops, form, finish) for each in requests])
+            return self._streamed(asked, len(chat.requests), steps, kind, chunk, {"delta": {}}, opening)
+        turns = await self._whole(request, [self._turn(chat, each) for each in chat.requests])
         shown = {"has_logprobs": asked.logprobs, "has_token_ids": asked.return_token_ids}
         choices = [chat_choice(self._model.tokenizer, turn, index, **shown) for index, turn in enumerate(turns)]
         reply = self._reply("chat.completion", [turn.answer for turn in turns], choices, 1)
+        prompt_ids = list(chat.requests[0].prompt_ids)
         return JSONResponse(reply | ({"prompt_token_ids": prompt_ids} if asked.return_token_ids else {}))
+
+    async def _responses(self, request: Request) -> Response:
+        asked = await self._read(ResponsesRequest, request)
+        chat = await self._prepared(request, to_chat(asked))
+        head = response_head(asked, self._model.name)
+        if not asked.stream:
+            (turn,) = await self._whole(request, [self._turn(chat, chat.requests[0])])
+            return JSONResponse(response_body(asked, turn, head))
+        self._require_room(1)  # now, while a status can still be sent
+
+        async def events() -> AsyncGenerator[bytes]:
+            numbers = itertools.count()
+
+            def sent(events: Iterable[JsonDict]) -> bytes:
+                made = (each | {"sequence_number": next(numbers)} for each in events)
+                return b"".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in made)
+
+            yield sent(stream_events(head, None))
+            try:
+                with self._open(1):
+                    turn = await self._turn(chat, chat.requests[0])
+            except (Unavailable, RequestRefused) as error:
+                failed = {"code": "server_error", "message": str(error)}
+                yield sent([{"type": "response.failed", "response": head | {"status": "failed", "error": failed}}])
+                return
+            yield sent(stream_events(head, response_body(asked, turn, head)))
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _prepared(self, request: Request, asked: ChatRequest) -> "_Chat":
+        """A chat that is ready to be answered, and the run that it belongs to. Raises RequestRefused."""
+        run = await self._run_of(request)
+        form = form_of(asked)
+        messages = form.shown(messages_of(asked.messages))
+        prefill = (Message(role="assistant", content=form.prefill),) if form.prefill else ()
+        prompt_ids = await self._encoded(self.memory.prompt, (*messages, *prefill))
+        most = asked.max_completion_tokens or asked.max_tokens
+        if run is not None:
+            asked, most = self._as_recorded(asked, most)
+        requests = self._requests(asked, [prompt_ids], most, asked.top_logprobs if asked.logprobs else 0)
+        return _Chat(messages, form, requests, (*asked.stops, *form.stops), run)
+
+    async def _finish(self, chat: "_Chat", turn: ChatTurn) -> None:
+        """Records and remembers a turn before its client has it. Raises RequestRefused if its run is over."""
+        made = turn.answer.completion.token_ids
+        if chat.run is not None and self._runs is not None and made:
+            await self._runs.record(chat.run, recorded_call(turn.answer, chat.requests[0].sampling))
+        if not turn.answer.stop:  # else the client has less text than the model made
+            is_ended = bool(made) and made[-1] in self._model.tokenizer.eos_ids
+            self.memory.add(chat.messages, turn.text, [*turn.answer.prompt_ids, *made], is_ended)
 
     async def _text(self, request: Request) -> Response:
         asked = await self._read(TextRequest, request, MAX_CHOICES)
@@ -328,15 +378,15 @@ class OpenAiApp:
     ) -> list[Coroutine[Any, Any, Answer]]:
         return [whole_answer(self._model.completer, self._model.tokenizer, each, stops) for each in requests]
 
-    async def _turn(self, request: CompletionRequest, stops: Sequence[str], form: TurnForm, finish: Finish) -> ChatTurn:
+    async def _turn(self, chat: "_Chat", request: CompletionRequest) -> ChatTurn:
         """The first answer of the form, or the last that was tried, finished. Raises RequestRefused and Unavailable."""
         num_tries, problem = MAX_TRIES if request.sampling.temperature else 1, ""
         for seed in range(request.seed, request.seed + num_tries):
-            (made,) = self._answers([replace(request, seed=seed)], stops)
-            turn = form.read(await made)
-            problem = form.problem(turn)
+            (made,) = self._answers([replace(request, seed=seed)], chat.stops)
+            turn = chat.form.read(await made)
+            problem = chat.form.problem(turn)
             if not problem or seed == request.seed + num_tries - 1:
-                await finish(turn)
+                await self._finish(chat, turn)
             if not problem:
                 return turn
         raise RequestRefused(f"the model gave no answer of the form that was asked for: {problem}", status=422)
@@ -418,11 +468,9 @@ class OpenAiApp:
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
-    async def _turns(
-        self, requests: Sequence[CompletionRequest], stops: Sequence[str], form: TurnForm, finish: Finish
-    ) -> AsyncGenerator[tuple[int, ChatTurn]]:
+    async def _turns(self, chat: "_Chat") -> AsyncGenerator[tuple[int, ChatTurn]]:
         """Yields the turns of all requests in order, each with the index of its request."""
-        tasks = [asyncio.create_task(self._turn(each, stops, form, finish)) for each in requests]
+        tasks = [asyncio.create_task(self._turn(chat, each)) for each in chat.requests]
         try:
             for index, task in enumerate(tasks):
                 yield index, await task
@@ -432,15 +480,11 @@ class OpenAiApp:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _steps(
-        self,
-        requests: Sequence[CompletionRequest],
-        stop: Sequence[str],
-        form: TurnForm | None = None,
-        finish: Finish | None = None,
+        self, requests: Sequence[CompletionRequest], stop: Sequence[str], chat: "_Chat | None" = None
     ) -> AsyncGenerator[tuple[int, AnswerPiece | Answer]]:
         """Yields the pieces and answers of all requests as they come, each with the index of its request.
 
-        `form`, `finish`: of a chat, whose turns are finished before they are yielded.
+        `chat`: whose turns are finished before they are yielded.
         """
         news: asyncio.Queue[tuple[int, AnswerPiece | Answer | BaseException]] = asyncio.Queue()
 
@@ -461,8 +505,8 @@ class OpenAiApp:
                 if isinstance(step, BaseException):
                     raise step
                 num_ended += isinstance(step, Answer)
-                if isinstance(step, Answer) and form is not None and finish is not None:
-                    await finish(form.read(step))
+                if isinstance(step, Answer) and chat is not None:
+                    await self._finish(chat, chat.form.read(step))
                 yield index, step
         finally:
             for task in tasks:

@@ -81,7 +81,8 @@ class TurnForm:
         if answer.stop in self.stops:
             answer = replace(answer, text=answer.text + answer.stop, stop="")
         text = self.prefill + answer.text
-        calls = parse_action(text).calls if self.tools else ()
+        is_open = bool(self.prefill) and CLOSING not in text  # it ended behind the object of the call begun for it
+        calls = parse_action(text + CLOSING * is_open).calls if self.tools else ()
         if not calls or any(call.name not in self.tools for call in calls):
             return ChatTurn(answer=answer, content=text, calls=())
         before, opening, _ = text.partition(OPENING)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from waits import HANG_S, until
 
+import swarm
 from node.daemon import Daemon
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
@@ -158,31 +159,32 @@ async def test_a_node_without_questions_of_its_own_learns_from_what_agents_did_a
         key = (config.dir / "api-agents.key").read_text()
         messages = [{"role": "user", "content": "sort:cab="}]
 
-        def call(run: str, task: str) -> dict[str, Any]:
-            headers = {"X-Episode": run, "X-Task": task}
-            return post(url, "/chat/completions", key, {"messages": messages, "max_tokens": 4}, headers)
+        def run_agent(task: str, reward: float) -> tuple[dict[str, Any], dict[str, Any]]:
+            with swarm.agent_run(url, key, task) as run:
+                reply = post(url, "/chat/completions", run.key, {"messages": messages, "max_tokens": 4})
+                told = run.reward(reward)
+            return reply, told
 
-        told: dict[str, Any] = {}
         for number in range(4):
-            await asyncio.to_thread(call, f"run{number}", f"task{number // 2}")
-            reward = {"reward": number % 2}
-            told = await asyncio.to_thread(post, url, f"/episodes/run{number}/reward", key, reward)
-        assert told["state"] == "closed"
+            _, told = await asyncio.to_thread(run_agent, f"task{number // 2}", number % 2)
+            assert told["state"] == ("closed" if number % 2 else "waiting")
+        with pytest.raises(ConfigError, match="this key is not learned from"):
+            await asyncio.to_thread(swarm.agent_run(url, (config.dir / KEY_FILE).read_text()).__enter__)
         made = await steps.get()
         assert made.num_local == 2 and not made.was_skipped
         version: dict[str, Any] = {"step": 0}
         while version["step"] < 1:  # the engine takes the new weights once the step was reported
-            (version,) = (await asyncio.to_thread(call, "later", "t"))["choices"][0]["policy_versions"]
+            reply, _ = await asyncio.to_thread(run_agent, "later", 1)
+            (version,) = reply["choices"][0]["policy_versions"]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-def post(url: str, path: str, key: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> dict[str, Any]:
+def post(url: str, path: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
     """The reply to a request that is answered."""
     host, _, base = url.removeprefix("http://").partition("/")
     connection = http.client.HTTPConnection(host, timeout=HANG_S)
-    sent = {"Authorization": f"Bearer {key}", **(headers or {})}
-    connection.request("POST", f"/{base}{path}", json.dumps(body), sent)
+    connection.request("POST", f"/{base}{path}", json.dumps(body), {"Authorization": f"Bearer {key}"})
     response = connection.getresponse()
     read = json.loads(response.read())
     connection.close()

@@ -1,8 +1,6 @@
 """Runs of agents: recorded token by token, rewarded once, compared within their task, and told what became of them."""
 
 import asyncio
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,87 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarm.clock import ManualClock
 from swarm.config.node_config import AGENT_RUNS
-from swarm.episode import EpisodeOutcome
 from swarm.errors import Unavailable
 from swarm.exchange.agent import Agent
 from swarm.model.conversations import conversation_ids
 from swarm.objectives.draw_batch import make_batch
 from swarm.serving import agent_runs
-from swarm.serving.agent_runs import AgentRuns, RunKey, RunRules
-from swarm.serving.openai_app import ApiKey
+from swarm.serving.agent_runs import RunKey
 from swarm.serving.run_store import RunStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import ScriptedVerifier, make_identity
+from swarm.testing.builders import ScriptedVerifier
 from swarm.testing.nodes import make_agent, make_context
-from swarm.types import Correction, Draw, DrawnGroup, PolicyVersion, RolloutGroup
+from swarm.types import Correction, Draw, DrawnGroup
 from swarm.wire.envelopes import seal_group
-from tests.worlds.scripted_model import KEY, TOOL, ScriptedServer, called, tokenizer, user
-
-ADA, BOB = "the-key-of-ada-16", "the-key-of-bob-16"
-IDENTITY = make_identity(1)
-RULES = RunRules(
-    run_id="local",
-    node_id=IDENTITY.node_id,
-    group_size=2,
-    group_s=60.0,
-    temperature=0.9,
-    max_new_tokens=40,
-    max_episode_tokens=2000,
-    max_age_steps=4,
-    takes_single_runs=False,
-)
-
-
-class World:
-    """A served model, agents with keys, and the node that their groups go to."""
-
-    def __init__(self, path: Path, *texts: str, **rules: Any) -> None:
-        self.path, self.clock, self.rules = path, ManualClock(), replace(RULES, **rules)
-        self.version = PolicyVersion(policy_id=IDENTITY.node_id, step=3, digest=b"\x01" * 32)
-        self.put: list[tuple[RolloutGroup, Sequence[EpisodeOutcome]]] = []
-        self.mean = 0.5  # that `put` returns
-        self.runs = self._open()
-        keys = [ApiKey(key=ADA, name="ada", learns=True), ApiKey(key=BOB, name="bob", learns=True)]
-        self.server = ScriptedServer(*texts, keys=keys, runs=self.runs)
-        self.server.engine.version = self.version
-
-    def _open(self) -> AgentRuns:
-        self.store = RunStore(self.path / "agent_runs.sqlite", self.clock.now_s())
-        return AgentRuns(self.store, self.rules, tokenizer(), lambda: self.version, "float32", self.clock)
-
-    def restart(self) -> None:
-        """As after a kill: what is in memory is gone."""
-        self.store.close()
-        self.runs = self.server.app._runs = self._open()
-
-    async def _put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome]) -> float:
-        self.put.append((group, outcomes))
-        return self.mean
-
-    def hand_over(self) -> None:
-        asyncio.run(self.runs.hand_over(self._put))
-
-    def call(
-        self, run: str, *messages: dict[str, Any], task: str = "t", key: str = ADA, **fields: Any
-    ) -> dict[str, Any]:
-        headers = {"X-Episode": run} | ({"X-Task": task} if task else {})
-        body = {"messages": messages, "return_token_ids": True, **fields}
-        status, reply = self.server.ask("/v1/chat/completions", body, key=key, headers=headers)
-        assert status == 200, reply
-        return reply
-
-    def reward(self, run: str, body: object, key: str = ADA) -> tuple[int, dict[str, Any]]:
-        return self.server.ask(f"/v1/episodes/{run}/reward", body, key=key)
-
-
-@contextmanager
-def world(path: Path, *texts: str, **rules: Any) -> Generator[World]:
-    made = World(path, *texts, **rules)
-    with made.server:
-        yield made
-    made.store.close()
+from tests.worlds.agent_world import ADA, BOB, IDENTITY, world
+from tests.worlds.scripted_model import KEY, TOOL, called, tokenizer, user
 
 
 def test_a_group_holds_the_tokens_that_were_sampled_after_the_very_tokens_that_they_were_sampled_after(
@@ -166,7 +98,7 @@ async def test_a_group_of_runs_is_learned_from_once_with_its_outcomes_though_the
         await it.runs.hand_over(ours.local.put)
         assert ours.replay.num_local == 0 and (await ours.store.head()).sequence == 1
         assert (await it.runs.state(RunKey("ada", "one")))["state"] == "learned"
-        await it.runs.hand_over(it._put)
+        await it.runs.hand_over(it.take)
         assert it.put == []
 
 
