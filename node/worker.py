@@ -23,7 +23,8 @@ from swarm.process import defer_gc, die_with, freeze_gc
 logger = logging.getLogger("node.worker")  # its own process calls this module __main__
 
 EXIT_TERMINATED = 128 + signal.SIGTERM  # not done: the agent starts another unless it ends itself
-EXIT_FAILED = 1  # the agent starts another
+EXIT_FAILED = 1  # the agent starts another, unless the error on stdout is that of the worker before
+_MOST_CHARACTERS = 1000  # of an error on stdout
 
 
 async def work(config: NodeConfig, socket: Path) -> bool:
@@ -101,6 +102,8 @@ def exit_code(config: NodeConfig, socket: Path, rank: int | None) -> int:
             print(cause, flush=True)
             return EXIT_CONFIG
         logger.exception("worker failed")
+        if not (isinstance(cause, OSError | MemoryError) or "out of memory" in str(cause)):  # which pass by themselves
+            print(" ".join(errors_in_words(error).split())[:_MOST_CHARACTERS], flush=True)
         return EXIT_FAILED
 
 

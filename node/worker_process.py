@@ -1,6 +1,7 @@
 """Worker process of a node: started beside the agent, and started again with a pause when it dies.
 
-Invariant: the worker does not outlive the agent's loop; an unusable configuration is an error and causes no restart.
+Invariant: the worker does not outlive the agent's loop; an unusable configuration, or the same exception twice without
+a step between, is an error and causes no restart.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from node.worker import EXIT_CONFIG
+from node.worker import EXIT_CONFIG, EXIT_FAILED
 from swarm.activity import Activity
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
@@ -26,6 +27,8 @@ from swarm.wire.run_manifest import write_toml
 
 logger = logging.getLogger(__name__)
 
+MOST_ALIKE: Final = 2  # ends with the same exception and without a step between; outside of a step
+MOST_IN_STEP: Final = 16
 _LOOK_FOR_ROOM_EVERY_S: Final = 1.0
 _LOOK_AT_START_EVERY_S: Final = 1.0
 
@@ -45,7 +48,7 @@ class WorkerProcess:
         """Serves the agent to its worker until every step is made; a worker that dies is started again after a pause.
 
         Raises:
-            ConfigError: the worker cannot work with this configuration.
+            ConfigError: the worker cannot work with this configuration, or ended twice with the same exception.
         """
         socket = fresh_socket(config.dir.resolve())
         server = LocalServer(agent.local, socket)
@@ -57,7 +60,18 @@ class WorkerProcess:
         environment = {**os.environ, **thread_limits(config.num_threads)}
         try:
             backoff = Backoff(random.Random(agent.node_id), first_s=1.0, longest_s=60.0)
-            while (code := await _run_once(arguments, environment, agent)) != 0:
+            newest, num_alike = ("", 0.0), 0
+            while (end := await _run_once(arguments, environment, agent))[0] != 0:
+                code, error = end
+                death = error, agent.last_step_at_s
+                num_alike = num_alike + 1 if error and death == newest else 1
+                newest = death
+                # Within a step its groups are tried alone first, since one of them may be the cause.
+                if num_alike >= (MOST_IN_STEP if agent.journal.is_under_way else MOST_ALIKE):
+                    raise ConfigError(
+                        f"the worker ended {num_alike} times with the same error and without a step between, so that "
+                        f"another start would not help: {error}; its traceback is in the node's log"
+                    )
                 logger.error("worker died; starting it again", extra={"exit_code": code})
                 self._emit(WorkerDied(exit_code=code))
                 agent.num_failures += 1
@@ -67,8 +81,12 @@ class WorkerProcess:
             await server.stop()
 
 
-async def _run_once(arguments: list[str], environment: dict[str, str], agent: Agent) -> int | None:
-    """Runs one worker; returns its exit code. Raises ConfigError if the worker reports a wrong configuration."""
+async def _run_once(arguments: list[str], environment: dict[str, str], agent: Agent) -> tuple[int | None, str]:
+    """Runs one worker; returns its exit code and the exception that ended it, "" for another end or a passing one.
+
+    Raises:
+        ConfigError: the worker reports a wrong configuration.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, env=environment, stdout=asyncio.subprocess.PIPE
     )
@@ -80,10 +98,10 @@ async def _run_once(arguments: list[str], environment: dict[str, str], agent: Ag
         starting.cancel()
         if process.returncode is None:
             await _stop(process)
+    lines = dict.fromkeys(reason.decode(errors="replace").strip().splitlines())  # every rank prints its own
     if code == EXIT_CONFIG:
-        lines = reason.decode(errors="replace").strip().splitlines()  # every rank prints it
-        raise ConfigError("\n".join(dict.fromkeys(lines)))
-    return code
+        raise ConfigError("\n".join(lines))
+    return code, "\n".join(sorted(lines)) if code == EXIT_FAILED else ""
 
 
 async def _follow_start(pid: int, agent: Agent) -> None:
