@@ -146,7 +146,9 @@ def _say_recipes(recipes: "RecipeSet") -> None:
     """Prints the recipe for each kind of groups, or one line if one recipe takes all kinds."""
     found = {kind: None if (of_kind := recipes.of(kind)) is None else of_kind[1].name for kind in _KINDS}
     if len(set(found.values())) == 1:
-        console.print("  from groups of every kind, also without log-probs or of another tokenizer")
+        console.print(
+            "  from groups of every kind; without log-probs or of another tokenizer an eighth of others' places"
+        )
         return
     for kind, name in found.items():
         console.print(f"  groups {_KINDS[kind]}: {name or 'refused'}")

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 from swarm.errors import ConfigError, StorageFull
 from swarm.events import DiskFull, DrawsAbandoned, GroupsDrawn
@@ -29,6 +30,7 @@ from swarm.weight_sync.credit import CreditLedger
 logger = logging.getLogger(__name__)
 
 STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
+SAID_AFTER_S = 30.0  # of waiting with groups that fill no draw; those of others may be on the way
 _CHECKPOINTS = "checkpoints"  # key of the note with the first draw after each of the newest two
 
 
@@ -104,14 +106,14 @@ class DrawJournal:
         await self._context.changed.until(
             lambda: not self._config.replay.barrier or self._peers.have_delivered(head.step)
         )
-        draw: Draw | None = None
+        draw, since_s = cast("Draw | None", None), self._context.clock.monotonic_s()
         while draw is None:
             await self._context.pause.over()
             self._replay.limit_age(self._lag_bound())
             weights = self._coordinator_view.source_weights()
             draw = self._replay.draw(self._next, head, self._peers.heads.get, weights, self._credit_ledger)
             if draw is None:
-                self._say_once_if_only_newcomers_wait()
+                self._say_once_if_only_newcomers_wait(since_s)
                 self._context.changed.fire()  # groups used up or too old made room for the generator
                 await self._context.changed.wait()
         self._has_drawn = True
@@ -122,9 +124,10 @@ class DrawJournal:
         self._intake_quota.record_draw()
         return draw
 
-    def _say_once_if_only_newcomers_wait(self) -> None:
+    def _say_once_if_only_newcomers_wait(self, since_s: float) -> None:
         num_newcomers = self._replay.num_local - self._replay.num_for_draws
-        if num_newcomers and not self._replay.num_for_draws and not self._has_said_who_waits:
+        is_long = self._context.clock.monotonic_s() >= since_s + SAID_AFTER_S
+        if is_long and num_newcomers and not self._replay.num_for_draws and not self._has_said_who_waits:
             self._has_said_who_waits = True
             logger.warning(
                 "no step: the groups that wait are of newcomers, or lack log-probs, and fill an eighth of a draw at "

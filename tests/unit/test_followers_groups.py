@@ -3,12 +3,14 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
 from scenes import in_virtual_time
 from workers import make_report
 
 from swarm.config import NodeConfig, ReplayConfig, WeightsConfig
 from swarm.events import Event, GroupAdmitted, GroupsDrawn, Kind, VersionPublished, events_of
 from swarm.exchange.agent import Agent
+from swarm.exchange.draw_journal import SAID_AFTER_S
 from swarm.loops.agent_loops import credit_loop
 from swarm.loops.own_advert import own_advert
 from swarm.report.invariants import Invariants
@@ -72,6 +74,25 @@ class Bench:
 
     def emitted(self, kind: type[Kind]) -> list[Kind]:
         return events_of(kind, self.events)
+
+
+@in_virtual_time
+async def test_a_trainer_whose_followers_leave_out_log_probs_says_why_it_makes_no_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    await bench.agent.local.publish(version(0))
+    drawing = asyncio.create_task(bench.agent.local.draw(version(0)))
+    for task_id in range(7, 11):
+        group = by_follower(task_id, 0)
+        traces = [replace(each.trace, logprobs=None) for each in group.rollouts if each.trace is not None]
+        rollouts = tuple(replace(r, trace=trace) for r, trace in zip(group.rollouts, traces, strict=True))
+        assert isinstance(await bench.receive(replace(group, rollouts=rollouts)), ScoredGroup)
+        await asyncio.sleep(SAID_AFTER_S / 2)
+    assert [record.message.partition(";")[0] for record in caplog.records if record.levelname == "WARNING"] == [
+        "no step: the groups that wait are of newcomers, or lack log-probs, and fill an eighth of a draw at most"
+    ]
+    drawing.cancel()
 
 
 @in_virtual_time
