@@ -15,7 +15,8 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, SwarmError
 from swarm.peers.entry import EntryRule
-from swarm.process import read_json, write_json
+from swarm.process import write_json
+from swarm.read_files import read_bounded, read_json
 from swarm.types import JsonDict, NodeId
 from swarm.wire.credentials import (
     Credential,
@@ -211,10 +212,10 @@ def read_invitation(directory: Path) -> Invitation | None:
     """The invitation in a node's directory; None if there is none. Raises ConfigError if it cannot be used."""
     path = directory / INVITATION
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, _MAX_FILE_BYTES).decode()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}; write the invitation into it again") from None
     try:
         return invitation_from_text(text)

@@ -10,7 +10,8 @@ from typing import Final
 
 from swarm.config import NODE_FILE
 from swarm.errors import ConfigError
-from swarm.process import read_json, write_json
+from swarm.process import write_json
+from swarm.read_files import read_json
 
 PAUSED: Final = "paused.json"  # in the directory of a node
 _MAX_BYTES: Final = 4096

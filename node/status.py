@@ -4,7 +4,6 @@ Invariant: works on a running, stopped or crashed node alike, in the process of 
 `<dir>/status.json` (`node.status_figures`) and does not import this module.
 """
 
-import json
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +15,7 @@ from swarm.config.byte_sizes import byte_words
 from swarm.diagnosis import Snapshot, status_findings
 from swarm.diagnosis.learning_rules import set_aside_words, waiting_words
 from swarm.diagnosis.process_rules import STALE_AFTER_S, paused_words
+from swarm.diagnosis.status_file import read_status_file
 from swarm.errors import ConfigError, Unavailable
 from swarm.printable import as_argument, printable
 from swarm.process import is_running, lock_holder
@@ -23,8 +23,8 @@ from swarm.telemetry.warning_log import read_warnings
 from swarm.trained.learning_evidence import LearningEvidence
 from swarm.types import JsonDict, short
 
-OLD_NEWS_S: Final = 10.0  # of a sign of life: most come every second
 _NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "advice")
+OLD_NEWS_S: Final = 10.0  # of a sign of life: most come every second
 
 
 def read_status(directory: Path) -> JsonDict:
@@ -36,7 +36,7 @@ def read_status(directory: Path) -> JsonDict:
     """
     path = directory / STATUS
     try:
-        status = json.loads(path.read_text(encoding="utf-8"))
+        status = read_status_file(path)
     except FileNotFoundError:
         if is_running(directory):
             pid = lock_holder(directory)
@@ -53,11 +53,13 @@ def read_status(directory: Path) -> JsonDict:
         raise ConfigError(f"{path}: only the user who runs the node may read it") from None
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); start the node again") from None
-    if isinstance(status, dict) and (computes_in := computed_in(directory)):
-        status["computes_in"] = computes_in
-    missing = [key for key in _NEEDED if key not in status] if isinstance(status, dict) else list(_NEEDED)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    missing = [key for key in _NEEDED if status.get(key) is None]
     if missing:
         raise ConfigError(f"{path}: damaged (no {', '.join(missing)}); start the node again")
+    if computes_in := computed_in(directory):
+        status["computes_in"] = computes_in
     return status
 
 
@@ -82,7 +84,9 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     if following is not None:
         shown.append(("follows", _describe_following(following)))
     if status.get("published_step") is not None:
-        shown.append(("published", f"step {status['published_step']}, to {', '.join(status['followers']) or 'nobody'}"))
+        shown.append(
+            ("published", f"step {status['published_step']}, to {', '.join(status.get('followers', ())) or 'nobody'}")
+        )
     if status.get("reach"):
         shown.append(("reached", _describe_reach(status["reach"], status.get("relayed") or {})))
     alone = "none: this node is alone" if following is None else "none"

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from swarm.episode import OUTCOME, untold_share
@@ -30,6 +31,8 @@ from swarm.types import (
 if TYPE_CHECKING:
     from swarm.config import ReplayConfig
 
+MAX_AT_S: Final = 1e11  # of a line that is read: a year of four digits
+MAX_COUNT: Final = 2**63  # of a line that is read, exclusive
 NODE: Final = "node"  # name of the failed loop where the node itself ended
 VersionName = tuple[int, str]  # step, digest as `digest_text`
 
@@ -523,10 +526,11 @@ def from_json(data: JsonDict) -> Event:
     kind = str(data.get("kind", ""))
     try:
         return _build(KINDS[kind], data)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         at_s = data.get("at_s")
+        is_time = isinstance(at_s, float) and abs(at_s) < MAX_AT_S
         others = {key: value for key, value in data.items() if key not in ("kind", "at_s")}
-        return UnknownEvent(kind=kind, at_s=at_s if isinstance(at_s, float) else 0.0, fields=others)
+        return UnknownEvent(kind=kind, at_s=cast("float", at_s) if is_time else 0.0, fields=others)
 
 
 def finite(value: Any) -> Any:
@@ -548,6 +552,8 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _build(cls: type[Value], data: JsonDict) -> Value:
+    if abs(data.get("at_s") or 0.0) >= MAX_AT_S:
+        raise ValueError("at_s is no time of a clock")
     return cls(**{name: _read(hint, data[name]) for name, hint in _hints(cls).items() if name in data})
 
 
@@ -555,6 +561,12 @@ def _read(hint: Any, value: Any) -> Any:
     """Converts a JSON value to the type `hint`."""
     if hint is float:
         return math.nan if value is None else float(value)
+    if hint is int or hint is str or hint is bool:
+        if type(value) is not hint or (isinstance(value, int) and abs(value) >= MAX_COUNT):
+            raise TypeError(f"{value!r:.40} is no {hint.__name__}")
+        return value
+    if get_origin(hint) is UnionType:  # with None
+        return None if value is None else _read(get_args(hint)[0], value)
     if get_origin(hint) is tuple:
         item, *more = get_args(hint)
         if more == [...]:

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from swarm.errors import ConfigError
+from swarm.read_files import read_bounded
 from swarm.types import NodeId
 
 logger = logging.getLogger(__name__)
@@ -137,13 +138,13 @@ class Identity:
             ConfigError: the file cannot be read, or holds no such key.
         """
         try:
-            with path.open("rb") as file:
-                data = file.read(_MAX_FILE_BYTES + 1)
-                mode = os.fstat(file.fileno()).st_mode
+            data, mode = read_bounded(path, _MAX_FILE_BYTES), path.stat().st_mode
         except OSError as error:
             raise ConfigError(
                 f"{path}: cannot read the key: {error.strerror}; create one with `swarm keys new`"
             ) from None
+        except ValueError as error:
+            raise ConfigError(f"{path}: no key: {error}") from None
         if mode & 0o077:
             logger.warning("key file is readable by others; use chmod 600", extra={"path": str(path)})
         return cls.from_seed(data) if len(data) == SEED_BYTES else cls(_key_of_pem(data, path))

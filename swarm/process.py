@@ -26,6 +26,7 @@ from swarm import __version__
 from swarm.errors import ConfigError, StorageFull, SwarmError, missing_extra
 from swarm.identity import Identity
 from swarm.printable import printable
+from swarm.read_files import read_bounded
 from swarm.types import JsonDict
 
 logger = logging.getLogger(__name__)
@@ -362,8 +363,7 @@ def lock_holder(directory: Path) -> int | None:
     a number outlives its process, and is given to another one later.
     """
     try:
-        with (directory / LOCK).open("rb") as file:
-            number, _, birth = file.read(200).decode("ascii").partition(" ")
+        number, _, birth = read_bounded(directory / LOCK, 200).decode("ascii").partition(" ")
     except (OSError, ValueError):
         return None
     is_proved = number.isdecimal() and birth and birth == _birth(int(number)) and is_running(directory)
@@ -416,11 +416,11 @@ def file_lock(path: Path, most_s: float = math.inf) -> Generator[None]:
 def is_running(directory: Path) -> bool:
     """True if a process holds the lock of a directory, or if another user's lock file cannot be read."""
     try:
-        descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+        descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except PermissionError:
         return True
+    except OSError:  # mostly as there is none
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -465,23 +465,6 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def read_json(path: Path, max_bytes: int) -> Any:
-    """Reads a JSON file and returns its value.
-
-    Raises:
-        OSError: the file cannot be read, or is missing.
-        ValueError: the content is no JSON, nested too deeply, or longer than `max_bytes`.
-    """
-    with path.open("rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise ValueError(f"{path.name} is longer than {max_bytes} bytes")
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError(f"{path.name} is nested too deeply") from None
 
 
 def write_json(path: Path, data: JsonDict | list[str], *, is_durable: bool = False) -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, get_type_hints
 
 from swarm.clock import ManualClock
 from swarm.events import Event, GroupUse
 from swarm.telemetry import EventLog
+from swarm.types import EdgeReport
 
 ADA, BELL = "a" * 64, "b" * 64
 Kind = TypeVar("Kind", bound=Event | GroupUse)
@@ -33,3 +34,31 @@ def write_events(path: Path, events: Iterable[Event], start_s: float = 1_700_000
         log.write(event)
         clock.advance(every_s)
     log.close()
+
+
+_USE = GroupUse(digest="d", producer="p", policy_id="p", age_steps=1, is_own_policy=True)
+_EDGE = EdgeReport(source="p", num_groups=1, age_mean_steps=1.0, ess_share=0.5, mismatch_kl=0.1, reward_mean=0.2)
+_VALUES: dict[str, Any] = {
+    "endpoints": ("a:1", "b:2"),
+    "held": (("d", True), ("e", False)),
+    "versions": ((1, "d"), (2, "e")),
+    "groups": (_USE, _USE),
+    "zero_variance": ("d",),
+    "too_old": ("d",),
+    "reward_parts": {"found": 0.5},
+    "finishes": {"stop": 7, "length": 1},
+    "diagnostics": {"ess_share": 0.5},
+    "seconds": {"learn": 1.5},
+    "refused": {"too_old": 3},
+    "ages_steps": (0, 2),
+    "edges": (_EDGE,),
+    "num_right": (0, 2),
+}
+_SIMPLE: dict[Any, Any] = {float: 0.25, int: 7, str: "text", bool: True, int | None: None}
+
+
+def example(cls: type[Event]) -> Event:
+    """An event with a value in every field."""
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {f.name: _VALUES.get(f.name, _SIMPLE.get(hints[f.name])) for f in fields(cls)}
+    return cls(**values)

@@ -1,12 +1,12 @@
 """Generation of answers: model, sampling, engine, serving, and the weights that a node follows or publishes."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
 from swarm.config.section import ListeningOrOff, Model, NotNegative, Positive, PositiveFloat, Usual
+from swarm.read_files import read_json
 from swarm.types import EpisodeLimits
 
 SHIPPED: Final = {"tiny": "tiny.safetensors", "tiny-agents": "tiny_agents.safetensors"}  # warm starts of the tiny model
@@ -22,9 +22,7 @@ def is_char_model(source: str) -> bool:
         return True
     path = Path(source).expanduser() / "tokenizer_config.json"
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_CODEC_BYTES:
-            return False
-        settings: Any = json.loads(path.read_text(encoding="utf-8"))
+        settings: Any = read_json(path, _MAX_CODEC_BYTES)
     except (OSError, ValueError, RuntimeError):  # RuntimeError: no home directory
         return False
     return isinstance(settings, dict) and settings.get(CHAR_CODEC) == CHAR_CODEC_VERSION

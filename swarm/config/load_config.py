@@ -19,10 +19,12 @@ from pydantic import BaseModel, ValidationError
 from swarm.config.node_config import COORDINATOR_FILE, NODE_FILE, NodeConfig
 from swarm.config.section import Model
 from swarm.errors import ConfigError
+from swarm.read_files import read_bounded
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 Key = tuple[str | int, ...]  # such as ("environments", 0, "seed")
 MAX_LINES: Final = 2_000  # of a file whose keys are named with their lines: each line is parsed with all before it
+MAX_FILE_BYTES: Final = 2**22  # of TOML, whose parser takes 2 s for as much
 DEFAULT: Final = "default"
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -68,12 +70,12 @@ def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | 
     data: dict[str, Any] = {}
     if path is not None:
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
+            data = _read_toml(path)
         except FileNotFoundError:
             raise ConfigError(f"{path}: no such file") from None
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
     if isinstance(data.get("node"), dict) and "node" not in kind.model_fields:
         raise ConfigError(f"{path}: it has a table [node], so it is a coordinator's; give the node.toml of a node here")
@@ -115,9 +117,17 @@ def read_override(kind: type[Model], override: str) -> tuple[tuple[str, ...], An
 def has_section(path: Path, name: str) -> bool:
     """True if a file can be read as TOML and has the top-level table `name`."""
     try:
-        return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get(name), dict)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return isinstance(_read_toml(path).get(name), dict)
+    except (OSError, ValueError):
         return False  # loading it raises the error with the cause
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file. Raises OSError, or ValueError for a file that is no TOML, too long or nested too deeply."""
+    try:
+        return tomllib.loads(read_bounded(path, MAX_FILE_BYTES).decode())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def parse_config(kind: type[AnyModel], data: dict[str, Any], origin: str) -> AnyModel:

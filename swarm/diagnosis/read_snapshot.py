@@ -3,21 +3,22 @@
 Invariant: reading works on a running, stopped or crashed node; a part that cannot be read is left out, without error.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from swarm.config import NodeConfig, load_config
 from swarm.diagnosis.snapshot import AnsweredGroup, Snapshot
+from swarm.diagnosis.status_file import read_status_file
 from swarm.environments.record_facts import RecordFacts, file_of, last_word, loose, plain, record_facts
 from swarm.episode import TurnStatus
 from swarm.errors import ConfigError
 from swarm.process import is_running, lock_holder
+from swarm.read_files import read_end
 from swarm.telemetry import read_events, read_warnings
 from swarm.trained.newest_groups import newest_groups
 from swarm.types import EpisodeLimits, FinishReason, JsonDict, RolloutGroup, TokenTrace
@@ -53,7 +54,7 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
         changed_keys=changed_keys,
         max_idle_s=max_idle_s,
         answers=_read_answers(directory, config, records),
-        log=_read_end(directory / "log.txt"),
+        log=read_end(directory / "log.txt", MAX_LOG_BYTES),
         warnings=tuple(read_warnings(directory)),
         records=records,
         missing_files=_missing_files(config),
@@ -104,10 +105,9 @@ def flat(data: JsonDict, before: str = "") -> JsonDict:
 
 def _read_status(path: Path) -> JsonDict | None:
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        return read_status_file(path)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("at_s"), float) else None
 
 
 def _stopped_pids(pid: int) -> tuple[int, ...]:
@@ -194,12 +194,3 @@ def _has_room(trace: TokenTrace, limits: EpisodeLimits) -> bool:
     """True if another turn would have fitted after an observation of the mean length of the earlier ones."""
     num_observed = int((~trace.action_mask).sum()) // max(1, int(trace.turn_ids.max(initial=0)))
     return limits.has_room(trace.token_ids.size, num_observed)
-
-
-def _read_end(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

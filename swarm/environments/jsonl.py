@@ -22,6 +22,7 @@ from swarm.environments.params import drawn_from
 from swarm.episode import OUTCOME, Message
 from swarm.errors import ConfigError
 from swarm.plugins import code_version, load_object
+from swarm.read_files import parse_json
 
 MAX_LINE_BYTES = 2**20
 _ROUNDING = 1e-9
@@ -273,6 +274,8 @@ class _JsonLines:
         self._offsets = array("q")
         self._origin = f"environment {config.name}: {self._path}"
         digest = hashlib.sha256()
+        if self._path.exists() and not self._path.is_file():  # a pipe would be waited for
+            raise ConfigError(f"{self._origin}: no regular file")
         try:
             with self._path.open("rb") as file:
                 self._index(file.readline, digest.update)
@@ -294,7 +297,7 @@ class _JsonLines:
             file.seek(self._offsets[index])
             line = file.readline(MAX_LINE_BYTES + 1)
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError as error:
             raise LookupError(f"{self._origin}: record {index} is not JSON: {error}") from None
         if not isinstance(record, dict):

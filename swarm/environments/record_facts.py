@@ -4,6 +4,7 @@ Invariant: only facts, about at most MOST_READ records; `swarm.diagnosis.record_
 """
 
 import json
+import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, Final, cast
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.jsonl import MAX_LINE_BYTES, number_of
+from swarm.read_files import parse_json
 
 MOST_READ: Final = 20_000  # records of a file
 MAX_FILE_BYTES: Final = 256 * 2**20  # a larger one is not read
@@ -70,7 +72,7 @@ def record_facts(config: EnvironmentConfig) -> RecordFacts | None:
         return None
     try:
         found = path.stat()
-        if found.st_size > MAX_FILE_BYTES:
+        if found.st_size > MAX_FILE_BYTES or not stat.S_ISREG(found.st_mode):
             return None
         fields = str(config.params.get("question", "question")), str(config.params.get("answer", "answer"))
         return _facts(path, found.st_mtime_ns, found.st_size, *fields)
@@ -126,7 +128,7 @@ def _records(path: Path) -> Iterator[dict[str, Any] | None]:
                 continue
             count += 1
             try:
-                record: object = json.loads(line)
+                record: object = parse_json(line)
             except ValueError:
                 record = None
             yield cast("dict[str, Any]", record) if isinstance(record, dict) else None

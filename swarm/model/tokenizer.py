@@ -18,8 +18,9 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.chat_template import MarkedContents, TemplateArgument, read_chat_template, token_text
 from swarm.model.plain_text import PlainText, inner_encoder
-from swarm.model.source import resolve_source
+from swarm.model.source import MAX_JSON_BYTES, resolve_source
 from swarm.model.turn_markers import MARKER, OWN_ROLES, TurnMarkers, find_turn_markers
+from swarm.read_files import read_json
 from swarm.types import Digest, Task
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ def _byte_lengths(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path, MAX_JSON_BYTES)
     except FileNotFoundError:
         return {}
     except ValueError as error:

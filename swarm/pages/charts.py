@@ -159,7 +159,7 @@ def padded(low: float, high: float) -> tuple[float, float]:
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Returns round values inside a range, at most about `count`; only `low` for an empty range."""
-    if not high > low:
+    if not 1e-300 < high - low < math.inf:
         return [low]
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))

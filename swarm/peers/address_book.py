@@ -18,7 +18,8 @@ from swarm.addresses import dialable_anchor, public_subnet_of, relayed_endpoint,
 from swarm.clock import Clock
 from swarm.flow import BoundedTable, RateLimiter, TokenBucket
 from swarm.interfaces import PeerAddress
-from swarm.process import read_json, write_json
+from swarm.process import write_json
+from swarm.read_files import read_json
 from swarm.trust_policy import (
     ALIVE_BURST,
     KNOWN_BURST,

@@ -23,7 +23,8 @@ from swarm.flow import BoundedTable, in_pieces
 from swarm.identity import Identity
 from swarm.peers.dht_records import CHECKED_AT_ONCE, RecordChecker, SeenRecords, check_own, in_turn, shard_of
 from swarm.peers.entry import EntryRule
-from swarm.process import read_json, write_json
+from swarm.process import write_json
+from swarm.read_files import read_json
 from swarm.types import Advert, NodeId
 from swarm.wire.adverts import MAX_ADVERT_TTL_S, author_of, seal_advert
 

@@ -21,7 +21,8 @@ from swarm.errors import Unavailable
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.identity import is_hex_digest
 from swarm.peers.quotas import GROUPS_PER_MINUTE
-from swarm.process import read_json, write_json
+from swarm.process import write_json
+from swarm.read_files import read_json
 from swarm.types import NodeId, RefusalReason, short
 
 logger = logging.getLogger(__name__)

@@ -145,7 +145,8 @@ def _refusal_view(node: NodeResult) -> RefusalView:
     totals = Counter({reason: sum(minutes.values()) for reason, minutes in node.refused_at.items()})
     reasons = [reason for reason, _ in totals.most_common(MAX_REASONS)]
     names = [*reasons, OTHERS] if len(totals) > len(reasons) else reasons
-    begin, end = int(node.began_at_s // 60), int(node.ended_at_s // 60)
+    begin = int(node.began_at_s // 60)
+    end = max(begin, int(node.ended_at_s // 60))
     width = max(1, -(-(end - begin + 1) // NUM_BARS))  # minutes of a bar
     unit, scale = ("hours", 60) if width >= 60 else ("minutes", 1)
     bars: list[Counter[str]] = [Counter() for _ in range((end - begin) // width + 1)]

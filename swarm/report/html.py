@@ -58,6 +58,7 @@ _PHASE_TITLES = {
     "other": "other",
     "generate": "generating",
 }
+_OLDEST_SHOWN = 1024  # steps: bars of a chart; the log of a stranger may name any age
 _STEP_CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
     ("ess_share", "Effective sample size", "share, by token", SHARE),
     ("mismatch_kl", "Distance of policy and generators", "KL (k3), nats per token", None),
@@ -268,7 +269,7 @@ def _step_charts(swarm: SwarmResult) -> list[tuple[str, str, Markup]]:
 
 def _ages_chart(histograms: Mapping[str, Mapping[int, int]], x_label: str, tone: str) -> Markup:
     """Chart of groups by age, as stacked bars with a part for each histogram."""
-    oldest = max((age for ages in histograms.values() for age in ages), default=0)
+    oldest = min(max((age for ages in histograms.values() for age in ages), default=0), _OLDEST_SHOWN)
     groups = [
         (str(age), [(name, float(ages.get(age, 0))) for name, ages in histograms.items()]) for age in range(oldest + 1)
     ]

@@ -31,6 +31,8 @@ from swarm.events import (
 from swarm.trust_policy import SHARE, WINDOW
 from swarm.types import Cursor, NodeId, SealedGroup
 
+_MAX_ABANDONED = 1024  # ranges of lost draws of a node; one comes with each loss of a journal
+
 Named = tuple[str, NodeId, int, str]  # lineage, producer of the group, step, digest of the weights
 
 
@@ -58,7 +60,9 @@ class Invariants:
     repeats_exactly: bool = False  # a step made again after a restart has the same weights, bit for bit
     _steps: dict[NodeId, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
     _made: dict[NodeId, dict[int, tuple[int, str]]] = field(default_factory=lambda: defaultdict(dict))  # draw, digest
-    _abandoned: dict[NodeId, set[int]] = field(default_factory=lambda: defaultdict(set))  # draws
+    _abandoned: dict[NodeId, deque[range]] = field(  # draws; ranges, as the log of a stranger may name any number
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=_MAX_ABANDONED))
+    )
     _num_steps: Counter[NodeId] = field(default_factory=Counter)
     _num_steps_before: Counter[NodeId] | None = None
     _num_repeated: int = 0
@@ -145,7 +149,7 @@ class Invariants:
             self._violate(REPEAT, f"{node[:8]}: step {made.step} was made again and became another")
         if draw not in self._drawn[node]:
             self._violate(REPEAT, f"{node[:8]}: step {made.step} was never drawn for")
-        if draw in self._abandoned[node]:
+        if any(draw in each for each in self._abandoned[node]):
             self._violate(REPEAT, f"{node[:8]}: step {made.step} was made from an abandoned draw")
         _, claimed = self._made[node].setdefault(made.step, (draw, made.digest))
         if claimed != made.digest:
@@ -153,7 +157,7 @@ class Invariants:
 
     def _abandon(self, node: NodeId, first: int, last: int) -> None:
         """Notes that a node cannot repeat these draws, so that other draws may make their steps."""
-        self._abandoned[node].update(range(first, last + 1))
+        self._abandoned[node].append(range(first, last + 1))
         self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < first}
 
     def _forget_draws(self, node: NodeId) -> None:
@@ -287,7 +291,7 @@ class Invariants:
 
     def verdicts(self) -> list[InvariantVerdict]:
         """Verdict on every invariant that was checked, with the first three violations or with counts."""
-        num_abandoned = sum(map(len, self._abandoned.values()))
+        num_abandoned = sum(max(0, each.stop - each.start) for of in self._abandoned.values() for each in of)
         shares = [SHARES] if self.members else []
         learned = list(self._num_judged)
         honest = [HONEST] if self.honest else []

@@ -202,6 +202,8 @@ def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
 def _most(counts: Counter[str]) -> str:
     """The commonest names with count and share, and the number of further names."""
     total = counts.total()
-    parts = [f"{one_line(name)} {count:,} ({count / total:.0%})" for name, count in counts.most_common(MAX_NAMED)]
+    parts = [
+        f"{one_line(name)} {count:,} ({count / (total or 1):.0%})" for name, count in counts.most_common(MAX_NAMED)
+    ]
     further = len(counts) - len(parts)
     return ", ".join(parts) + (f", {further} more" if further > 0 else "")

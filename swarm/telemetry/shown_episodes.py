@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.episode import Actions, EpisodeOutcome, Message, outcome_from_json, outcome_to_json
+from swarm.read_files import read_json
 
 logger = logging.getLogger(__name__)
 
 NUM_SHOWN: Final = 3  # problems of an environment
+MAX_BYTES: Final = 64 * 2**20  # of the episodes of one evaluation
 _FOLDER, _FIRST, _NEWEST = "episodes", "first.json", "newest.json"
 
 
@@ -65,8 +67,8 @@ def read_episodes(directory: Path) -> tuple[ShownEpisode, ...]:
     found: dict[tuple[int, str, int], ShownEpisode] = {}
     for name in (_FIRST, _NEWEST):
         try:
-            episodes = [_from_json(each) for each in json.loads((directory / _FOLDER / name).read_text("utf-8"))]
-        except (OSError, ValueError, KeyError, TypeError):
+            episodes = [_from_json(each) for each in read_json(directory / _FOLDER / name, MAX_BYTES)]
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             continue
         found |= {(episode.step, episode.env, episode.task_id): episode for episode in episodes}
     return tuple(found.values())

@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from swarm.read_files import read_json
+
 logger = logging.getLogger(__name__)
 
 SAID, LEFT_OUT, TRAINED = 0, 1, 2  # by the environment; by a model, and not trained on; by a model, and trained on
 MAX_TOKENS: Final = 2048
 MAX_KEPT: Final = 64
+MAX_BYTES: Final = 4 * 2**20  # of one step: 2,048 tokens take 100 KB
 EVERY_S: Final = 10.0
 _FOLDER: Final = "updates"
 _NAME = re.compile(r"\d{1,12}\.json")
@@ -76,7 +79,7 @@ def kept_updates(directory: Path) -> list[int]:
 def read_update(directory: Path, step: int) -> ShownUpdate | None:
     """The stored update of a step; None if there is none or it cannot be read."""
     try:
-        data = json.loads((directory / _FOLDER / f"{step}.json").read_text("utf-8"))
+        data = read_json(directory / _FOLDER / f"{step}.json", MAX_BYTES)
         rollouts = tuple(ShownRollout(**each) for each in data["rollouts"])
         update = ShownUpdate(step=int(data["step"]), recipe=str(data["recipe"]), rollouts=rollouts)
     except (OSError, ValueError, KeyError, TypeError):

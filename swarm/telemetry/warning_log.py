@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from swarm.read_files import parse_json, read_end
 from swarm.telemetry.logs import fields_of
 
 WARNINGS: Final = "warnings.jsonl"  # in the directory of a node
@@ -125,12 +126,12 @@ def note_warning(directory: Path, message: str, fields: str) -> None:
 def read_warnings(directory: Path) -> list[LoggedWarning]:
     """Stored warnings of the last MAX_READ_BYTES of a node's file, oldest first (blocking); bad lines are skipped."""
     found: list[LoggedWarning] = []
-    for line in _end_of(directory / WARNINGS, MAX_READ_BYTES).splitlines():
+    for line in read_end(directory / WARNINGS, MAX_READ_BYTES).splitlines():
         try:
-            data: object = json.loads(line)
+            data: object = parse_json(line.encode())
             if isinstance(data, dict):
                 found.append(_from_json(cast("dict[str, Any]", data)))
-        except (ValueError, KeyError, TypeError):  # half a line, or of another release
+        except (ValueError, KeyError, TypeError, OverflowError):  # half a line, or of another release
             continue
     return found
 
@@ -140,7 +141,7 @@ def drop_old_warnings(directory: Path) -> None:
     path = directory / WARNINGS
     with suppress(OSError):
         if path.stat().st_size > MAX_FILE_BYTES:
-            kept = _end_of(path, MAX_FILE_BYTES // 2).partition("\n")[2]
+            kept = read_end(path, MAX_FILE_BYTES // 2).partition("\n")[2]
             path.with_suffix(".new").write_text(kept, encoding="utf-8")
             path.with_suffix(".new").replace(path)
 
@@ -163,12 +164,3 @@ def _in_words(record: logging.LogRecord) -> str:
         error = cast("BaseException", error.exceptions[0])
     said = "" if error is None else f"{type(error).__name__}: {error}"
     return " ".join(filter(None, (said, words)))[:MAX_CHARS]
-
-
-def _end_of(path: Path, num_bytes: int) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - num_bytes))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

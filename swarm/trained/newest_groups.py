@@ -3,11 +3,12 @@
 Invariant: the file is opened for reading only, so the node that writes it is never held up for longer than a read.
 """
 
+import itertools
 import sqlite3
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from swarm.errors import ConfigError
 from swarm.exchange.group_database import SCORED_COLUMNS, scored_of
@@ -15,6 +16,9 @@ from swarm.types import Digest, ScoredGroup
 
 Origin = Literal["own", "others", "all"]
 _CONDITIONS = {"own": "g.is_made_here = 1", "others": "g.is_made_here = 0", "all": "1"}
+MAX_VALUE_BYTES: Final = 2**28  # a group has 64 MiB at most
+INSTRUCTIONS_A_LOOK: Final = 1_000_000  # of SQLite's machine: 10 ms
+MAX_LOOKS: Final = 200  # in one reading: 20 s of a core; 32 groups take less than one
 _LOCKED_S = 120.0  # by the node, while it writes; not measured
 
 
@@ -56,8 +60,17 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_LOCKED_S)
         try:
+            _bound(connection)
             yield connection
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OverflowError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def _bound(connection: sqlite3.Connection) -> None:
+    """Bounds a file that anybody may have made: its views and expressions may ask for any work and any size."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    looks = itertools.count(1)
+    connection.set_progress_handler(lambda: next(looks) > MAX_LOOKS, INSTRUCTIONS_A_LOOK)

@@ -1,8 +1,7 @@
 """Directories that commands of this user made, and the rule that code named in any other directory is not run.
 
 Invariant: nothing inside a directory makes it own. What does is a line in the user's state folder, with the path and
-with marks of the directory's lock file (inode and time of its making) that no copy, archive or other directory in its
-place has.
+with marks of a file in the directory (inode and time of its making) that no copy, archive or other directory has.
 """
 
 import logging
@@ -14,10 +13,12 @@ from typing import Any, Final, cast
 
 from swarm.config import EnvironmentConfig, NodeConfig
 from swarm.errors import ConfigError
-from swarm.process import LOCK, file_lock, read_json, write_json
+from swarm.process import file_lock, write_json
+from swarm.read_files import read_json
 
 logger = logging.getLogger(__name__)
 
+MARKED: Final = ".made_here"  # empty file of a directory, which is written once
 RECORD: Final = "own_directories.json"  # resolved path -> marks, newest last
 MAX_RECORDED: Final = 4096
 _MAX_BYTES: Final = MAX_RECORDED * 8192  # a path has 4096 at most, and an escape takes more in JSON
@@ -34,7 +35,7 @@ def record_own(directory: Path) -> None:
         if folder is None:
             raise OSError("this user has no home, and XDG_STATE_HOME is no absolute path")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        os.close(os.open(directory / MARKED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         with file_lock(folder / f"{RECORD}.lock", _LOCK_S):
             recorded, path = _recorded(folder), str(directory.resolve())
             if recorded.get(path) != (marks := _marks(directory)):
@@ -115,9 +116,9 @@ def _state_folder() -> Path | None:
 
 
 def _marks(directory: Path) -> str:
-    """Marks of the lock file of a directory, which no copy has; "" without one."""
+    """Marks of the marked file of a directory, which no copy has; "" without one."""
     try:
-        found = (directory / LOCK).lstat()
+        found = (directory / MARKED).lstat()
     except OSError:
         return ""
     # the device is left out: its number may change when the machine starts again

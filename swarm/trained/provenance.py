@@ -19,7 +19,8 @@ from swarm.config import NodeConfig
 from swarm.errors import ConfigError, SwarmError
 from swarm.events import Event, GroupsDrawn, PolicyEvaluated, StepMade, events_of, groups_learned_from
 from swarm.identity import DOMAIN_EXPORT, Identity, node_id_of, verify
-from swarm.process import read_json, write_json
+from swarm.process import write_json
+from swarm.read_files import read_json
 from swarm.telemetry import read_events
 from swarm.trained.learning_evidence import LearningEvidence, learning_evidence
 from swarm.trained.model import TrainedModel

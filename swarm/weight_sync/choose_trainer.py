@@ -12,7 +12,8 @@ from typing import Final
 from swarm.clock import Clock
 from swarm.flow import BoundedTable
 from swarm.peers.peer_table import MAX_PEERS
-from swarm.process import read_json, write_json
+from swarm.process import write_json
+from swarm.read_files import read_json
 from swarm.types import Advert, NodeId, Role, short
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from typing import Any, Final
 from swarm.config import EntryConfig, NodeConfig
 from swarm.errors import ConfigError, StorageFull, SwarmError
 from swarm.identity import node_id_of
-from swarm.process import read_json, write_json
+from swarm.process import write_json
+from swarm.read_files import read_json
 from swarm.wire.run_manifest import MAX_MANIFEST_BYTES, RunManifest, SignedManifest, open_manifest
 
 HELD: Final = "manifest.json"

@@ -3,15 +3,14 @@
 import dataclasses
 import json
 import math
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
+from logged_events import example
 
 from swarm.events import (
     KINDS,
-    Event,
     GroupRefused,
-    GroupUse,
     NodeFinished,
     PolicyEvaluated,
     UnknownEvent,
@@ -19,32 +18,6 @@ from swarm.events import (
     kind_of,
     to_json,
 )
-from swarm.types import EdgeReport
-
-USE = GroupUse(digest="d", producer="p", policy_id="p", age_steps=1, is_own_policy=True)
-EDGE = EdgeReport(source="p", num_groups=1, age_mean_steps=1.0, ess_share=0.5, mismatch_kl=0.1, reward_mean=0.2)
-VALUES: dict[str, Any] = {
-    "endpoints": ("a:1", "b:2"),
-    "held": (("d", True), ("e", False)),
-    "versions": ((1, "d"), (2, "e")),
-    "groups": (USE, USE),
-    "zero_variance": ("d",),
-    "too_old": ("d",),
-    "reward_parts": {"found": 0.5},
-    "finishes": {"stop": 7, "length": 1},
-    "diagnostics": {"ess_share": 0.5},
-    "seconds": {"learn": 1.5},
-    "refused": {"too_old": 3},
-    "ages_steps": (0, 2),
-    "edges": (EDGE,),
-}
-SIMPLE: dict[Any, Any] = {float: 0.25, int: 7, str: "text", bool: True, int | None: None}
-
-
-def example(cls: type[Event]) -> Event:
-    hints = get_type_hints(cls)
-    values: dict[str, Any] = {f.name: VALUES.get(f.name, SIMPLE.get(hints[f.name])) for f in dataclasses.fields(cls)}
-    return cls(**values)
 
 
 @pytest.mark.parametrize("kind", KINDS)

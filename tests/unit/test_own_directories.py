@@ -20,11 +20,10 @@ from swarm.config import NODE_FILE, NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.events import GroupsDrawn, GroupUse
 from swarm.exchange.group_store import SqliteGroupStore
-from swarm.process import LOCK
 from swarm.report.web_pages import WebPages
 from swarm.telemetry import EventLog
 from swarm.testing.trained_node import make_trained_node
-from swarm.trained.own_directories import RECORD, code_of_node, is_own, record_own, require_trusted
+from swarm.trained.own_directories import MARKED, RECORD, code_of_node, is_own, record_own, require_trusted
 from swarm.trained.samples import STORE
 from swarm.wire.run_manifest import write_toml
 
@@ -46,6 +45,11 @@ NO_DIRECTORY = {"plan", "bench", "simulate", "recipes", "keys"}  # and what they
 
 async def make_store(path: Path) -> None:
     await (await SqliteGroupStore.open(path, SystemClock(), 1_000_000)).close()
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.telemetry.setup_logging", lambda *_: None)  # of the whole process
 
 
 @pytest.fixture
@@ -156,10 +160,10 @@ def test_a_directory_is_own_until_another_takes_its_place(tmp_path: Path) -> Non
     assert not is_own(own)
     copy.rename(own)
     assert not is_own(own), "at the same path"
-    (own / LOCK).unlink()
-    (own / LOCK).symlink_to(NODE_FILE)
+    (own / MARKED).unlink()
+    (own / MARKED).symlink_to(NODE_FILE)
     record_own(own)
-    assert not is_own(own), "no lock file of its own"
+    assert not is_own(own), "no file of its own"
 
 
 def test_own_directories_are_recorded_where_there_is_a_place_for_it(

@@ -28,13 +28,13 @@ from swarm.process import (
     lock_directory,
     lock_holder,
     make_private,
-    read_json,
     run_until_signal,
     thread_limits,
     write_json,
     written_bytes,
     written_bytes_of_tree,
 )
+from swarm.read_files import read_json
 from swarm.sqlite_file import move_aside
 from swarm.types import SealedManifest
 from swarm.weight_sync.equivocation import EquivocationProof, save_proof
