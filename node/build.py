@@ -36,7 +36,7 @@ from swarm.learn.checkpoint import checkpoint_pause_s
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.learn.learner import PolicyLearner
 from swarm.loops import Ask, Worker
-from swarm.loops.warm_up import NUM_TRIED, RATE_FACTOR
+from swarm.loops.warm_up import NUM_TRIED
 from swarm.loops.worker import Evaluate, WarmUp
 from swarm.model.compute_dtype import choose, place, products_of
 from swarm.model.device import pick_device
@@ -444,7 +444,7 @@ def make_warm_up(
             num_tries=generator.group_size,
             temperature=generator.temperature,
         ),
-        imitate=partial(policy.imitate, learning_rate=RATE_FACTOR * config.learner.learning_rate),
+        imitate=policy.imitate,
         begin_anew=policy.begin_anew,
         notes=policy.notes,
     )

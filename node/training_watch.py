@@ -24,7 +24,7 @@ from swarm.events import (
 from swarm.printable import as_argument
 from swarm.telemetry.time_left import LONG_S, TimeLeft, duration_words
 from swarm.telemetry.warning_log import NOTHING_TO_LEARN
-from swarm.trained.learning_evidence import EvidenceTally
+from swarm.trained.learning_evidence import EvidenceTally, warm_up_words
 from swarm.types import WarmUpReport
 
 MANY_GROUPS: Final = 256  # without any difference in reward: where one in 14 has one, 64 have none in one of 100 runs
@@ -54,7 +54,7 @@ class TrainingWatch:
     num_with_signal: Callable[[], int] = lambda: 0  # groups since the newest step that the learner can learn from
 
     def __post_init__(self) -> None:
-        self._warm_up: WarmUpReport | None = None
+        self._warm_up: WarmedUp | None = None
         self._is_signal_said = False
         self._said_s = time.monotonic()
         self._line_s = time.monotonic()
@@ -75,7 +75,7 @@ class TrainingWatch:
             elif isinstance(event, StepMade):
                 self.step = max(self.step, event.step)
             elif isinstance(event, WarmedUp):
-                self._warm_up = event.report
+                self._warm_up = event
 
     def see(self, event: Event) -> None:
         """Updates the state with an event of the node; an event without a time gets the present time."""
@@ -99,7 +99,7 @@ class TrainingWatch:
                 self._num_equal += event.num_zero_variance
                 self._say_signal()
             case WarmedUp():
-                self._warm_up = event.report
+                self._warm_up = event
                 for line in warm_up_lines(event.report):
                     self._say(line)
             case StepMade():
@@ -158,7 +158,7 @@ class TrainingWatch:
         return [
             *stopped,
             *evidence.lines,
-            *(without_warm_up(self._warm_up) if self._warm_up else []),
+            *([words] if self._warm_up and (words := warm_up_words([self._warm_up])) else []),
             *why,
             f"next: swarm chat {where} | swarm samples {where} | swarm eval {where} | swarm export {where} OUT",
         ]
@@ -269,17 +269,12 @@ def warm_up_lines(report: WarmUpReport) -> list[str]:
     of = f"of {report.num_groups} tried groups"
     if not report.num_steps:
         return [f"warm-up    not needed: rewards differ in {report.signal_before} {of}"]
+    before = ", ".join(f"{env} {accuracy:.2f}" for env, accuracy in report.accuracy.items())
     return [
         f"warm-up    {report.num_steps} updates on {report.num_answers} right answers, loss {report.first_loss:.2f} -> "
         f"{report.last_loss:.2f}; rewards differ in {report.signal_after} {of}, before it in {report.signal_before}",
-        *without_warm_up(report),
+        f"           held out before it: {before}; changes below count from step 0, after it",
     ]
-
-
-def without_warm_up(report: WarmUpReport) -> list[str]:
-    """A line on held-out success before a warm-up, which no change since step 0 contains; none if there was none."""
-    shown = ", ".join(f"{env} {accuracy:.2f}" for env, accuracy in report.accuracy.items())
-    return [f"held out without the warm-up: {shown}; what it gained is not counted"] if report.num_steps else []
 
 
 def one_line(text: str) -> str:

@@ -33,6 +33,7 @@ def why(
     wrong, or it did not learn; 2: the directory is not of a node.
     """
     from swarm.diagnosis import diagnose, health_words, is_healthy, read_snapshot
+    from swarm.trained.learning_evidence import warm_up_words
 
     snapshot = read_snapshot(directory, time.time(), max_idle_s)
     found = diagnose(snapshot)
@@ -46,6 +47,8 @@ def why(
     if snapshot.is_trainer:
         for line in snapshot.learning.lines:
             _print(line, style="bold" if line == snapshot.learning.words else "")
+        if line := warm_up_words(snapshot.events):
+            _print(line)
     if is_healthy(found):
         rewards = snapshot.course("reward_mean")
         newest = f", mean reward of the newest step {rewards[-1]:.2f}" if rewards else ""

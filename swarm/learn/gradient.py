@@ -152,6 +152,7 @@ class Gradient:
     clock: Clock
     ranks: Ranks = field(default_factory=OneProcess)
     noise: LayerNoise | None = None  # of the recipe's ratio
+    activity: str = "learning"  # under which progress is reported
 
     def of(self, batch: Batch, plan: Sequence[PackedRows]) -> tuple[float, Measured]:
         """Accumulates the gradient of the whole batch in the optimizer; returns the loss and the measurements.
@@ -172,7 +173,7 @@ class Gradient:
         else:
             measured = Measured.empty(batch, self.network, self.recipe.probes)
             source = PerMicroBatch(self.recipe, batch, measured, self.ranks.count)
-        for index, counts in each_assigned(self.ranks, len(plan), "learning"):
+        for index, counts in each_assigned(self.ranks, len(plan), self.activity):
             members = () if parts is None else parts[index]
             with self.noise.perturb(index) if self.noise else nullcontext():
                 self._accumulate(plan[index], source if counts else CoefficientSource(), members, measured)

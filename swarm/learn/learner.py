@@ -287,8 +287,13 @@ class PolicyLearner:
             self._accumulate(recipes.main, slices)
             self._discard()
 
-    def imitate(self, pairs: Sequence[tuple[Task, str]], learning_rate: float) -> float:
+    def imitate(self, pairs: Sequence[tuple[Task, str]], learning_rate: float, activity: str = "imitating") -> float:
         """One supervised update toward given answers (blocking); makes no version until `begin_anew`.
+
+        Args:
+            pairs: tasks with a right answer to each.
+            learning_rate: the rate of this update.
+            activity: name under which progress is reported.
 
         Returns:
             Mean negative log-likelihood of the answers' tokens before the update, nats.
@@ -299,7 +304,7 @@ class PolicyLearner:
         prompts = [self._tokenizer.encode_prompt(task) for task, _ in pairs]
         answers = [self._tokenizer.encode_response(answer) for _, answer in pairs]
         batch = supervised_batch(prompts, answers, self._ranks.device)
-        loss, _ = self._gradient(SUPERVISED).of(batch, self._pack(batch, Scope.TOKEN))
+        loss, _ = replace(self._gradient(SUPERVISED), activity=activity).of(batch, self._pack(batch, Scope.TOKEN))
         self._optimize(loss, learning_rate)
         return loss
 

@@ -49,12 +49,12 @@ async def warm_up(worker: Worker, learner: Learner, save: Callable[[], Awaitable
 
 
 async def _imitate(worker: Worker, part: WarmUp) -> WarmUpReport:
+    rate = RATE_FACTOR * worker.config.learner.learning_rate
     most, shown, losses = worker.config.warm_up.num_steps, set[Pair](), list[float]()
     held_out = [env for env, split in worker.evaluation_tasks if split == "held_out"]
     before = [(await evaluate_tasks(worker, 0, env, "held_out"))[0] for env in held_out]
     signal = signal_before = await _signal(worker, part)
     while len(losses) < most and signal < ENOUGH_SIGNAL * len(part.tasks):
-        worker.on_progress(WARMING_UP, len(losses), most)
         pairs = await _right_pairs(worker, part, len(losses) * ANSWERS_PER_STEP)
         if not pairs and losses:
             break
@@ -65,7 +65,8 @@ async def _imitate(worker: Worker, part: WarmUp) -> WarmUpReport:
                 "0; name a .jsonl file with answers that the reward accepts (--warm-up FILE)"
             )
         try:
-            losses.append(await worker.offload(part.imitate, pairs))
+            activity = f"{WARMING_UP} ({len(losses) + 1} of {most} at most), part"
+            losses.append(await worker.offload(part.imitate, pairs, rate, activity))
         except NonFiniteStep as error:
             logger.warning("the warm-up ends here", extra={"updates": len(losses), "error": str(error)})
             break

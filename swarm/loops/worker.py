@@ -72,7 +72,7 @@ class WarmUp:
     are_scored: bool  # pairs are tasks of the run, so the verifier says what their answers are worth
     tasks: Sequence[Task]  # to try
     tries: Evaluate  # as the generator answers them
-    imitate: Callable[[Sequence[Pair]], float]  # blocking; one update, returns the loss
+    imitate: Callable[[Sequence[Pair], float, str], float]  # blocking; one update at a rate, reported under a name
     begin_anew: Callable[[], None]  # blocking; the present weights become version 0
     notes: dict[str, Any]  # of the checkpoint
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Final
 
-from swarm.events import PolicyEvaluated, events_of
+from swarm.events import Event, PolicyEvaluated, WarmedUp, events_of
 from swarm.telemetry import EventTail
 from swarm.types import MAX_OUTCOMES
 
@@ -221,6 +221,16 @@ def _evidence(pairs: Mapping[str, tuple[PolicyEvaluated, PolicyEvaluated]]) -> L
     return LearningEvidence(
         changes=changes, whole=changes[0] if len(pairs) == 1 else _change(ALL, list(pairs.values()), z)
     )
+
+
+def warm_up_words(events: Iterable[Event]) -> str:
+    """Held-out success before the newest warm-up, which no evidence contains; "" where there was none."""
+    reports = [event.report for event in events_of(WarmedUp, events)]
+    if not reports or not reports[-1].num_steps:
+        return ""
+    shown = ", ".join(f"{env} {accuracy:.2f}" for env, accuracy in reports[-1].accuracy.items())
+    of = f"{reports[-1].num_steps} updates on {reports[-1].num_answers} right answers"
+    return f"held out without the warm-up ({of}): {shown}; changes count from step 0, after it"
 
 
 def read_learning(directory: Path) -> LearningEvidence:

@@ -22,7 +22,7 @@ from swarm.identity import DOMAIN_EXPORT, Identity, node_id_of, verify
 from swarm.process import write_json
 from swarm.read_files import read_json
 from swarm.telemetry import read_events
-from swarm.trained.learning_evidence import LearningEvidence, learning_evidence
+from swarm.trained.learning_evidence import LearningEvidence, learning_evidence, warm_up_words
 from swarm.trained.model import TrainedModel
 from swarm.types import Digest, JsonDict, NodeId, PolicyVersion, short
 from swarm.wire.held_manifest import load_held
@@ -182,6 +182,7 @@ def _statement(
             {"name": each.name, "kind": each.kind, "dataset": Path(each.dataset).name} for each in config.environments
         ],
         "learning": evidence.words,
+        "warm_up": warm_up_words(events),
         "evaluations": _evaluations(evidence),
         "groups_learned_from": [{"producer": who, "groups": count} for who, count in teachers.most_common()],
         "draws_counted": num_draws,
@@ -233,6 +234,7 @@ def _card(statement: Mapping[str, Any]) -> str:
         "",
         f"**{statement['learning']}**",
         "",
+        *([f"{statement['warm_up']}.", ""] if statement["warm_up"] else []),
         f"Post-trained by reinforcement learning with Swarm Trainer: recipe `{statement['recipe']['name']}`, learning "
         f"rate {statement['learning_rate']:g}, {statement['step']} steps; {own} groups of its own and {total - own} "
         f"of other nodes. Made {statement['made_at']} with {statement['made_with']}.",

@@ -197,7 +197,11 @@ async def test_a_warm_up_is_made_once_before_step_1_and_is_no_part_of_the_gain(l
     if warmed.report.num_steps:  # this model half knows the task
         assert checkpoint_steps(options.directory / "checkpoints") == [0, 1]
         assert f"right answers, loss {warmed.report.first_loss:.2f} -> {warmed.report.last_loss:.2f}; rewards" in said
-        assert f"held out without the warm-up: own {warmed.report.accuracy['own']:.2f}" in "\n".join(lines[-3:])
+        end = f"right answers): own {warmed.report.accuracy['own']:.2f}; changes count from step 0, after it"
+        assert any(line.startswith("held out without the warm-up (") and line.endswith(end) for line in lines)
+        await asyncio.to_thread(export_model, options.directory, letters.parent / "out", "hf", None, 0.0)
+        assert end in await asyncio.to_thread((letters.parent / "out" / "README.md").read_text)
+        assert end in RUN.invoke(app, ["why", str(options.directory)]).output
     await train(replace(options, warm_up="", steps=2), lines.append, is_patient=True)
     again = read_events(options.directory / "events.jsonl")
     assert [event for event in again if isinstance(event, WarmedUp)] == [warmed]

@@ -57,7 +57,8 @@ class Pupil:
     def tries(self, tasks: Sequence[Task]) -> list[list[Actions]]:
         return [[("1",), ("0",)] if task.task_id < self.knows else [("0",), ("0",)] for task in tasks]
 
-    def imitate(self, pairs: Sequence[tuple[Task, str]]) -> float:
+    def imitate(self, pairs: Sequence[tuple[Task, str]], learning_rate: float, activity: str) -> float:
+        assert learning_rate == 1e-4 and activity.startswith("warming up (")
         self.shown += [answer for _, answer in pairs]
         self.knows += self.per_update
         return 4.0 / len(self.shown)
