@@ -34,7 +34,7 @@ MOST_LINES = {
     "methods": 7_300,
     "extras": 5_680,
     "operation": 26_300,
-    "packages": 95_540,
+    "packages": 95_760,
     "benchmarks": 9_480,
     "tests": 77_900,
 }
