@@ -1,11 +1,12 @@
 """Small HTTP server for read-only pages: /healthz, /metrics, the coordinator's status page.
 
-Invariant: requests are bounded in size and time, and connections in number: if all places are taken, a new connection
+Invariant: at a loopback address no public name is answered; requests are bounded in size and time, and connections in number: if all places are taken, a new connection
 takes the place of the oldest connection of the subnet that holds most, so a client with few connections is answered.
 The server runs in its own thread: an event loop would accept hundreds of connections before it reads from one.
 """
 
 import contextlib
+import ipaddress
 import logging
 import selectors
 import socket
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from swarm.addresses import subnet_of
+from swarm.addresses import is_loopback, is_private_host, subnet_of
 from swarm.fairness import FairTable
 from swarm.flow import BoundedTable
 from swarm.open_files import places_for_pages
@@ -35,6 +36,7 @@ _REASONS: Final = {
     200: "OK",
     404: "Not Found",
     405: "Method Not Allowed",
+    421: "Misdirected Request",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
@@ -164,7 +166,8 @@ class PageServer:
         client.request += data
         head, end, _ = client.request.partition(b"\r\n\r\n")
         if end:
-            client.answer = memoryview(self._answer(head))
+            is_here = is_loopback(client.socket.getsockname()[0])
+            client.answer = memoryview(self._answer(head, is_here))
             self._selector.modify(client.socket, selectors.EVENT_WRITE, client)
         elif not data or len(client.request) > MAX_REQUEST_BYTES:
             raise ConnectionError("no request")
@@ -176,7 +179,9 @@ class PageServer:
             self._selector.unregister(client.socket)
         client.socket.close()
 
-    def _answer(self, head: bytes) -> bytes:
+    def _answer(self, head: bytes, is_here: bool) -> bytes:
+        if is_here and any(map(_is_public_name, _hosts(head))):
+            return _response(Page(body=b"this machine has another name: open the page by its address\n", status=421))
         method, _, rest = head.partition(b" ")
         if method not in (b"GET", b"HEAD"):
             return _response(Page(body=b"read-only\n", status=405))
@@ -197,6 +202,25 @@ class PageServer:
         if page.status in (200, 500):  # the paths that exist: few
             self._made[path] = (now_s, page)
         return page
+
+
+def _hosts(head: bytes) -> list[str]:
+    """Names in the Host headers of a request, without ports; [] for a request without one, which no browser sends."""
+    lines = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
+    given = [text.strip().decode("latin-1") for name, _, text in lines if name.strip().lower() == b"host"]
+    return [text if text.endswith("]") else text.rpartition(":")[0] or text for text in given]
+
+
+def _is_public_name(host: str) -> bool:
+    """True for a name that anybody may register: a page of that name could let a browser read what only it can reach.
+
+    The owner of the name has it lead to a loopback address once the browser has opened the page (DNS rebinding).
+    """
+    try:
+        ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return not is_private_host(host)
+    return False
 
 
 def _response(page: Page) -> bytes:

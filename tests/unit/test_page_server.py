@@ -9,9 +9,9 @@ from waits import HANG_S
 from swarm.telemetry.page_server import Page, PageServer
 
 
-def get(port: int, path: str) -> bytes:
+def get(port: int, path: str, *headers: str) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        connection.sendall("\r\n".join([f"GET {path} HTTP/1.1", *headers, "", ""]).encode())
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
@@ -35,3 +35,25 @@ def test_a_page_that_fails_is_logged_and_ends_no_other(caplog: pytest.LogCapture
     assert all(answer.startswith(b"HTTP/1.1 500 ") and b"figure" not in answer for answer in failed)
     assert caplog.records and all(record.exc_info for record in caplog.records)
     assert len(caplog.records) == made.count("/metrics")
+
+
+def test_a_page_of_this_machine_is_answered_to_no_name_that_anybody_may_register() -> None:
+    server = PageServer(lambda _: Page(body=b"figures"))
+    port = server.start("127.0.0.1", 0)
+    try:
+        for host in (
+            "127.0.0.1",
+            f"localhost:{port}",
+            "[::1]:80",
+            "0.0.0.0",
+            "8.8.8.8:80",
+            "head-node",
+            "node.internal",
+        ):
+            assert get(port, "/", f"Host: {host}").endswith(b"figures"), host
+        assert get(port, "/").endswith(b"figures"), "no browser"
+        for headers in (["Host: evil.example.org"], [f"host:rebound.example:{port}"], ["Host: localhost", "Host: a.b"]):
+            answer = get(port, "/", *headers)
+            assert answer.startswith(b"HTTP/1.1 421 ") and b"figures" not in answer, headers
+    finally:
+        server.stop()
