@@ -26,6 +26,8 @@ from swarm.telemetry.page_server import Page, PageServer
 from swarm.types import EdgeReport, JsonDict, short
 
 MAX_SHOWN_MEMBERS = 1000
+MAX_SHOWN_ENVIRONMENTS = 32  # of those that members report
+UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))  # of the charts: the longest that has three of it
 BUSY_S = 3.0  # a page that takes longer is given up
 
 
@@ -96,6 +98,14 @@ class Dashboard:
             "max_age_steps": core.advisor.max_age_steps,
             "num_versions": core.num_versions,
             "environments": self._environments,
+            "evaluated": sorted(
+                {
+                    name.rpartition("/")[0]
+                    for member in core.membership.all()
+                    for name in member.report.evaluations
+                    if name.endswith("/held_out")
+                }
+            )[:MAX_SHOWN_ENVIRONMENTS],
             "members": [
                 {
                     "node_id": member.node_id,
@@ -264,8 +274,13 @@ def _map(status: JsonDict) -> Markup:
 
 
 def _course(moments: Sequence[Moment], name: str, y_range: tuple[float, float] | None) -> Markup:
-    """Chart of one figure of the moments, over the minutes since the first moment."""
+    """Chart of one figure of the moments, over the seconds, minutes or hours of all moments."""
+    span_s = moments[-1].at_s - moments[0].at_s if moments else 0.0
+    unit, unit_s = next((name, s) for name, s in UNITS if span_s >= 3 * s or s == 1)
     points = [
-        ((each.at_s - moments[0].at_s) / 60, value) for each in moments if (value := getattr(each, name)) is not None
+        ((each.at_s - moments[0].at_s) / unit_s, value)
+        for each in moments
+        if (value := getattr(each, name)) is not None
     ]
-    return line_chart([Series(name=name, points=points, color=0)], x_label="minutes", y_range=y_range)
+    line = Series(name=name, points=points, color=0)
+    return line_chart([line], x_label=unit, x_range=(0.0, span_s / unit_s), y_range=y_range)

@@ -24,7 +24,7 @@ from swarm.trained.own_directories import code_of_node, record_own, require_trus
 from swarm.types import JsonDict, NodeId, Role
 from swarm.wire.held_manifest import HELD, differences, in_words, load_held, save_held, with_held
 from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest
-from swarm.wire.run_manifest import check_expiry, check_succession, write_toml
+from swarm.wire.run_manifest import check_expiry, check_succession, write_node_toml
 
 FETCH_TIMEOUT_S = 10.0
 GUEST_NICENESS = 10  # of a node that joins: the machine's own user goes first
@@ -188,7 +188,7 @@ async def _write_new(
     say(reach if config.exchange.reach == "auto" else f"others reach this node as set: {_set_reach(config)}")
     say(_describe_entry(with_held(config, fetched.signed), identity.node_id))
     await asyncio.to_thread(save_held, path.parent, fetched.signed)
-    await asyncio.to_thread(write_toml, data, path)
+    await asyncio.to_thread(write_node_toml, config, path)
     say(f"joined run {link.run_id}; configuration in {path}")
     return config
 

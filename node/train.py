@@ -36,7 +36,7 @@ from swarm.telemetry.warning_log import DOUBT, UPSIDE_DOWN
 from swarm.trained.newest_groups import newest_groups
 from swarm.trained.own_directories import record_own
 from swarm.trained.samples import STORE
-from swarm.wire.run_manifest import write_toml
+from swarm.wire.run_manifest import write_node_toml
 
 LOOK_S: Final = 1.0  # the worker tells its activity as often
 QUIET_S: Final = 8.0  # a look every second comes on top; longer looks like a hang
@@ -53,7 +53,7 @@ async def prepare(options: TrainOptions, say: Callable[[str], None]) -> NodeConf
     for line in lines:
         say(line)
     try:
-        await asyncio.to_thread(write_toml, config.model_dump(mode="json"), config.dir / NODE_FILE)
+        await asyncio.to_thread(write_node_toml, config, config.dir / NODE_FILE)
     except OSError as error:
         raise ConfigError(f"--dir {config.dir}: cannot be written: {error.strerror}; name another directory") from None
     await asyncio.to_thread(record_own, config.dir)

@@ -59,6 +59,7 @@ def line_chart(
     series: Sequence[Series],
     *,
     x_label: str,
+    x_range: tuple[float, float] | None = None,
     y_range: tuple[float, float] | None = None,
     level: float | None = None,
     level_name: str = "",
@@ -67,13 +68,14 @@ def line_chart(
     """Draws lines over a common x; lines without points are skipped.
 
     Args:
+        x_range: range that is shown at least; None fits the data.
         y_range: fixed range; None fits the data.
         level: value of a horizontal reference line, such as a baseline, with the label `level_name`.
     """
     shown = [line for line in series if line.points]
     if not shown:
         return _nothing()
-    xs = [x for line in shown for x, _ in line.points] + [mark.x for mark in marks]
+    xs = [x for line in shown for x, _ in line.points] + [mark.x for mark in marks] + [*(x_range or ())]
     ys = [y for line in shown for _, y in line.points] + ([level] if level is not None else [])
     ys += [y for line in shown for _, *ends in line.spans for y in ends]
     x = _Scale(low=min(xs), high=max(xs), begin=LEFT, end=WIDTH - RIGHT)

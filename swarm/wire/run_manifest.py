@@ -27,6 +27,7 @@ from swarm.config import (
 )
 from swarm.errors import ConfigError, Unauthenticated
 from swarm.identity import DOMAIN_MANIFEST, Identity, is_hex_digest, node_id_of, verify
+from swarm.printable import as_argument
 from swarm.types import RUN_ID_PATTERN, JsonDict, NodeId
 
 MAX_MANIFEST_BYTES: Final = 128 * 1024
@@ -297,14 +298,23 @@ def check_succession(held: SignedManifest, new: SignedManifest) -> None:
         raise Unauthenticated(f"the manifest names another next key than {before.next_key[:8]}, which was named before")
 
 
-def write_toml(data: JsonDict, path: Path) -> None:
-    """Writes plain data as TOML, atomically; null values are left out. Raises OSError."""
+def write_toml(data: JsonDict, path: Path, head: str = "") -> None:
+    """Writes plain data as TOML, atomically, after the line `head`; null values are left out. Raises OSError."""
     import tomlkit
 
     draft = path.with_name(f".{path.name}.draft")
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft.write_text(tomlkit.dumps(_without_null(data)), encoding="utf-8")
+    draft.write_text(head + tomlkit.dumps(_without_null(data)), encoding="utf-8")
     draft.replace(path)
+
+
+def write_node_toml(config: NodeConfig, path: Path) -> None:
+    """Writes the node.toml of a person: the learning rate, and keys that differ from their defaults. Raises OSError."""
+    data = config.model_dump(mode="json", exclude_defaults=True)
+    data.setdefault("learner", {})["learning_rate"] = config.learner.learning_rate  # decided by the kind of model
+    ordered = {key: data[key] for key in NodeConfig.model_fields if key in data}
+    where = as_argument(path.parent)
+    write_toml(ordered, path, f"# keys that are not here have their defaults: swarm check {where} --print shows all\n")
 
 
 def _without_null(value: Any) -> Any:

@@ -15,7 +15,7 @@ from swarm.config import CoordinatorConfig, LearnerConfig, ModelConfig, NodeConf
 from swarm.errors import ConfigError
 from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.wire.held_manifest import save_held
-from swarm.wire.run_manifest import SignedManifest, manifest_of, open_manifest
+from swarm.wire.run_manifest import SignedManifest, manifest_of, open_manifest, write_node_toml
 
 
 @pytest.mark.parametrize(
@@ -122,3 +122,13 @@ def test_a_small_model_says_which_tasks_it_was_shown() -> None:
 
     assert "sort" in note("tiny", "jsonl") and "look_up" in note("tiny-agents", "jsonl")
     assert not note("tiny", "char") and not note("tiny-agents", "look_up") and not note("smollm2", "jsonl")
+
+
+def test_a_node_toml_for_people_is_short_and_means_the_same(tmp_path: Path) -> None:
+    options = TrainOptions(directory=tmp_path / "ada", model="tiny", environments=("char:sort",))
+    config = resolve(options)
+    write_node_toml(config, path := tmp_path / "ada" / "node.toml")
+    text = path.read_text()
+    assert load_config(NodeConfig, path) == config
+    assert "num_tasks" not in text and "learning_rate = 0.0001" in text
+    assert text.startswith("# ") and f"swarm check {path.parent} --print" in text and len(text.splitlines()) < 50

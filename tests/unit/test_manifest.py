@@ -65,7 +65,8 @@ def test_a_link_is_the_same_after_parse_and_format(text: str) -> None:
         ("swarm://h:1/demo#abcd", "'abcd' of 4 characters is not 64 hex"),
         (f"swarm://h:65536/demo#{FINGERPRINT}", "port 1 to 65535"),
         (f"swarm://{','.join(['h:1'] * 9)}/demo#{FINGERPRINT}", "9 addresses"),
-        ("", "swarm://"),
+        ("", "it is empty: does the coordinator run"),
+        ("swarm-coordinator", "swarm://"),
     ],
 )
 def test_a_wrong_link_names_the_part_that_is_wrong(text: str, part: str) -> None:
