@@ -2,9 +2,9 @@
 
     build/agents-env/bin/python -m benchmarks.agent_runs --seed 0     # the environment of .ci/run's stage of agents
 
-The agent is that of OpenAI's agents SDK with no tools and prompts of 28 tokens. The task is the sum of two digits, a
-quarter of which are held out: an answer is right if its last number is the sum. Each run is rewarded `--late-s` after its
-answer. Prints one line of JSON.
+The agent is LangGraph's `create_react_agent` without tools, its prompts have 28 tokens. The task is the sum of two
+digits, a quarter of which are held out: an answer is right if its last number is the sum. Each run is rewarded
+`--late-s` after its answer. Prints one line of JSON.
 """
 
 import argparse
@@ -79,16 +79,16 @@ learning_rate = 2e-5
 
 async def main(arguments: argparse.Namespace, directory: Path, node: "subprocess.Popen[bytes]") -> None:
     """Measures, lets agents run, measures again."""
-    from agents import Agent, ModelSettings, OpenAIProvider, RunConfig, Runner, set_tracing_disabled
+    from langchain_openai import ChatOpenAI
+    from langgraph.prebuilt import create_react_agent
 
-    set_tracing_disabled(True)
     url = f"http://127.0.0.1:{arguments.port}/v1"
 
     async def ask(key: str, pair: tuple[int, int], **settings: Any) -> str:
-        agent = Agent(name="sums", instructions=INSTRUCTIONS, model="policy", model_settings=ModelSettings(**settings))
-        provider = OpenAIProvider(base_url=url, api_key=key)
-        result = await Runner.run(agent, question(*pair), run_config=RunConfig(model_provider=provider))
-        return str(result.final_output).strip()
+        model: Any = ChatOpenAI(model="policy", base_url=url, api_key=key, **settings)
+        agent: Any = create_react_agent(model, [], prompt=INSTRUCTIONS)
+        made = await agent.ainvoke({"messages": [("user", question(*pair))]})
+        return str(made["messages"][-1].content)
 
     async def success(pairs: list[tuple[int, int]]) -> float:
         main_key = (directory / "api.key").read_text()
