@@ -24,7 +24,7 @@ ENOUGH_SIGNAL: Final = 0.5  # share of the tried groups with rewards that differ
 TRY_EVERY: Final = 5  # updates
 NUM_TRIED: Final = 16  # groups
 # Times learner.learning_rate: a right answer says where to go, and there are some tens of updates, not hundreds.
-# Measured (docs/training.md): with the rate itself no group had signal after 32 updates, with 10 times 6 of 16 had.
+# Measured (docs/training.md): with the rate itself no group had signal after 32 updates, with 10 times 7 of 16 had.
 RATE_FACTOR: Final = 10.0
 NOTE: Final = "warm_up"  # key of the report in the notes of a checkpoint
 
