@@ -1,8 +1,8 @@
 """Tasksets of the verifiers library (its API `verifiers.v1`) as environments whose episodes every node can replay.
 
 Invariant: an episode depends only on the configuration of its taskset, the number of the task and the actions: tools
-are called in this process, and rewards judge the finished conversation. A taskset that needs a container, a model as
-judge or a user who opens the conversation is refused.
+are called in this process, and rewards judge the finished conversation. A taskset that declares something else (a
+container, a model as judge, an environment or harness of its own, a stop condition, ...) is refused by name.
 
 Source: https://github.com/PrimeIntellect-ai/verifiers, version 0.4; imported when such an environment is built.
 """
@@ -25,7 +25,12 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Episode
 from swarm.plugins import code_version
 
-_RUNTIME_HOOKS: Final = ("setup", "finalize", "stage_verifier")  # of a task: they work on a machine that we do not have
+_RUNTIME_HOOKS: Final = (
+    "setup",
+    "finalize",
+    "stage_verifier",
+    "runtime_env",
+)  # of a task: they work on a machine that we do not have
 
 
 class TasksetEnvironment(NumberedEnvironment):
@@ -57,7 +62,7 @@ class TasksetEnvironment(NumberedEnvironment):
         if not self._tasks:
             raise ConfigError(f"{origin} has no tasks")
         self._shared_toolsets = lambda: type(taskset).toolsets(taskset.config)
-        _check(origin, self._tasks)
+        _check(origin, taskset_id, self._tasks, [*self._shared_toolsets(), *self._toolsets_of(self._tasks[0])])
         tools = self._new_tools(self._tasks[0])
         self._guide = tools.guide()
         self.max_turns = max_turns if max_turns is not None else 8 if self._guide else 1
@@ -95,7 +100,11 @@ class TasksetEnvironment(NumberedEnvironment):
         return _Try(self._library, task, self._new_tools(task), self.opening(problem))
 
     def _new_tools(self, task: Any) -> "_Tools":
-        return _Tools(task, [*self._shared_toolsets(), *type(task).toolsets(task.config)])
+        return _Tools(task, [*self._shared_toolsets(), *self._toolsets_of(task)])
+
+    @staticmethod
+    def _toolsets_of(task: Any) -> list[Any]:
+        return type(task).toolsets(task.config)
 
 
 class _Tools:
@@ -195,11 +204,22 @@ class _Try:
         return {**named, OUTCOME: float(trace.reward)}
 
 
-def _check(origin: str, tasks: Sequence[Any]) -> None:
-    """Raises ConfigError for tasks, all of one type, that need a container, hook, judge or user, or have no reward."""
+def _check(origin: str, taskset_id: str, tasks: Sequence[Any], toolsets: Sequence[Any]) -> None:
+    """Raises ConfigError for tasks, all of one type, that declare what is not kept here, or that have no reward."""
+    from verifiers.v1.envs.single_agent import SingleAgentEnv
     from verifiers.v1.task import Task
+    from verifiers.v1.utils.loaders import default_harness_id, environment_class
 
     task, needs = tasks[0], list[str]()
+    if (played_by := environment_class(taskset_id)) is not SingleAgentEnv:
+        needs.append(f"its own environment {played_by.__name__}")
+    if default_harness_id(taskset_id) == taskset_id:
+        needs.append("its own harness")
+    needs += [f"the stop condition {hook.__name__}" for hook in task.hooks("stop")]
+    needs += [name for name in ("skills", "artifacts") if any(getattr(each.data, name) for each in tasks)]
+    if not all(map(_is_text, tasks)):
+        needs.append("a prompt with more than texts, such as images or calls of tools")
+    needs += [f"tools of {type(each).__name__} elsewhere" for each in toolsets if _is_elsewhere(each)]
     if task.NEEDS_CONTAINER or any(each.data.image for each in tasks):
         needs.append("a container")
     if not all(each.data.prompt for each in tasks):
@@ -216,6 +236,30 @@ def _check(origin: str, tasks: Sequence[Any]) -> None:
         needs.append("a reward, for it has none")
     if needs:
         raise ConfigError(f"{origin} needs {', '.join(needs)}: it cannot be replayed here; play it in verifiers itself")
+
+
+def _is_text(task: Any) -> bool:
+    """True if the prompt of a task is a text, or messages of texts of the system, the user and the model."""
+    if task.data.prompt is None or isinstance(task.data.prompt, str):
+        return True
+    return all(
+        each.role != "tool"
+        and not getattr(each, "tool_calls", None)
+        and (isinstance(each.content, str) or all(part.type == "text" for part in each.content or ()))
+        for each in task.data.prompt
+    )
+
+
+def _is_elsewhere(toolset: Any) -> bool:
+    """True if a toolset is served somewhere else, or registers its tools in a way of its own."""
+    from verifiers.v1.mcp import Toolset
+    from verifiers.v1.runtimes import SubprocessConfig
+
+    config = toolset.config
+    runtime = getattr(config, "runtime", None)
+    has_own_machine = runtime is not None and not isinstance(runtime, SubprocessConfig)
+    is_far = bool(getattr(config, "url", None)) or getattr(config, "colocated", False) or has_own_machine
+    return is_far or type(toolset).register is not Toolset.register
 
 
 def _text(content: Any) -> str:

@@ -30,11 +30,11 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 48_840,
+    "core": 48_900,
     "methods": 7_300,
     "extras": 5_680,
     "operation": 26_300,
-    "packages": 95_820,
+    "packages": 95_980,
     "benchmarks": 9_480,
     "tests": 77_900,
 }

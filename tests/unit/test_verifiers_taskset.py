@@ -135,6 +135,39 @@ def test_other_tasks_of_one_configuration_are_another_version(installed: str, tm
         ("    @vf.reward(weight=0.75)\n    async def right", "    async def setup", "the hook setup"),
         ('prompt=f"{a}+2=?"', 'prompt=f"{a}+2=?" if a < 9 else None', "a user who opens the conversation"),
         ('prompt=f"{a}+2=?"', 'prompt=f"{a}+2=?", image="box" if a > 9 else None', "a container"),
+        (
+            "    @classmethod\n    def toolsets",
+            "    @vf.stop\n    async def enough(self, trace: vf.Trace) -> bool:\n        return True\n\n"
+            "    @classmethod\n    def toolsets",
+            "the stop condition enough",
+        ),
+        (
+            "return [Adder(vf.ToolsetConfig())]",
+            'return [Adder(vf.ToolsetConfig(url="http://x"))]',
+            "tools of Adder else",
+        ),
+        (
+            "return [Adder(vf.ToolsetConfig())]",
+            "return [Adder(vf.ToolsetConfig(colocated=True))]",
+            "tools of Adder else",
+        ),
+        ("    TOOL_PREFIX = None", "    def register(self, mcp): pass", "tools of Adder elsewhere"),
+        (
+            'prompt=f"{a}+2=?"',
+            'prompt=[vf.UserMessage(content="?"), vf.ToolMessage(tool_call_id="1", content="5")]',
+            "a prompt with more than texts",
+        ),
+        (
+            'prompt=f"{a}+2=?"',
+            'prompt=f"{a}", artifacts=[vf.Artifact(source="/x")] if a > 9 else []',
+            "artifacts",
+        ),
+        (
+            "class Config(",
+            "class Duel(vf.Env[vf.EnvConfig]):\n    async def run(self, task, agents): pass\n\n\n"
+            '__all__ = ["SumTaskset", "Duel"]\n\n\nclass Config(',
+            "its own environment Duel",
+        ),
     ],
 )
 def test_what_needs_a_machine_is_refused_by_name(
