@@ -1,6 +1,7 @@
 """The command line `swarm-coordinator`."""
 
 import asyncio
+import math
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,6 +12,8 @@ from swarm.config import CoordinatorConfig, config_file, load_config
 from swarm.process import errors_explained, is_running, silence_grpc
 
 DIRECTORY: Final = "swarm-coordinator"
+GRACE_S: Final = 20.0  # for one that was started beside this command, and still loads its packages
+FIRST_S: Final = 1.0
 SAY_EVERY_S: Final = 5.0
 LOOK_S: Final = 0.2
 
@@ -54,16 +57,21 @@ def link(
     ] = None,
     dir: Annotated[Path | None, typer.Option("--dir", help="The same as the argument.", show_default=False)] = None,
 ) -> None:
-    """Print the join link of the coordinator that runs in a directory; wait for one that is starting."""
+    """Print the join link of the coordinator that runs in a directory; wait for one that starts."""
     from coordinator.daemon import INFO, read_info
 
     where = directory or dir or Path(DIRECTORY)
     with errors_explained():
-        began_s = said_s = time.monotonic()
-        while not (where / INFO).exists() and is_running(where):
-            if (now_s := time.monotonic()) - said_s >= SAY_EVERY_S:
+        began_s, said_s = time.monotonic(), -math.inf
+        while not (where / INFO).exists():
+            now_s = time.monotonic()
+            is_up = is_running(where)
+            if not is_up and now_s - began_s >= GRACE_S:
+                break
+            if now_s - began_s >= FIRST_S and now_s - said_s >= SAY_EVERY_S:
                 said_s = now_s
-                typer.echo(f"{where}: the coordinator is starting, for {now_s - began_s:.0f} s now", err=True)
+                state = "the coordinator is starting" if is_up else f"no coordinator yet; looking for {GRACE_S:.0f} s"
+                typer.echo(f"{where}: {state}, {now_s - began_s:.0f} s", err=True)
             time.sleep(LOOK_S)
         typer.echo(read_info(where)["link"])
 

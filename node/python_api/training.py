@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from node.python_api.background import Background, run_apart
@@ -312,10 +313,35 @@ def _source(reward: Reward) -> str:
             f"reward {getattr(reward, '__name__', reward)!r}: give a plain function, defined with def and without "
             "variables of another function, or a text like 'my_file.py:score'"
         )
+    if outside := sorted(inspect.getclosurevars(reward).globals):
+        raise ConfigError(
+            f"reward {reward.__name__!r} uses {', '.join(outside[:5])} of the program around it, and its own source "
+            "alone is copied: import or define that inside the function, or give a text like 'my_file.py:score'"
+        )
     try:
-        return textwrap.dedent(inspect.getsource(reward))
+        text = textwrap.dedent(inspect.getsource(reward))
     except OSError:
         raise ConfigError(
             f"reward {reward.__name__!r}: its source cannot be read; write it into a file and give 'my_file.py:"
             f"{reward.__name__}'"
         ) from None
+    if not _is_source_of(text, reward.__code__):
+        raise ConfigError(
+            f"reward {reward.__name__!r}: its file was edited after the function was defined, and holds another now: "
+            "define it again (start the program anew, or run the cell again)"
+        )
+    return text
+
+
+def _is_source_of(text: str, code: CodeType) -> bool:
+    """True if compiling the text gives a function with the same instructions and names."""
+    try:
+        written = [each for each in compile(text, "reward", "exec").co_consts if isinstance(each, CodeType)]
+    except SyntaxError:
+        return False
+    same = [(each.co_name, each.co_code, each.co_names, _plain_constants(each)) for each in written]
+    return (code.co_name, code.co_code, code.co_names, _plain_constants(code)) in same
+
+
+def _plain_constants(code: CodeType) -> list[str]:
+    return [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]

@@ -1,6 +1,5 @@
 """A node is named by its directory in every command; `--config FILE` names a file elsewhere."""
 
-import os
 import threading
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from node.cli import app as node_app
 from swarm.cli.main import app as swarm_app
 from swarm.config import config_file
 from swarm.errors import ConfigError
-from swarm.process import lock_directory, write_json
+from swarm.process import write_json
 
 RUN = CliRunner()
 
@@ -55,8 +54,9 @@ def test_a_directory_stands_for_the_configuration_in_it(tmp_path: Path, monkeypa
     ],
 )
 def test_every_command_takes_a_directory_and_names_it_in_an_error(
-    app: typer.Typer, words: list[str], tmp_path: Path
+    app: typer.Typer, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("coordinator.cli.GRACE_S", 0.0)
     result = RUN.invoke(app, [*words, str(tmp_path)])
     assert result.exit_code == 2 and str(tmp_path) in result.output.replace("\n", ""), result.output
     assert "Usage" not in result.output
@@ -69,11 +69,9 @@ def test_an_empty_link_asks_whether_the_coordinator_runs(tmp_path: Path) -> None
 
 
 def test_the_link_of_a_coordinator_that_is_starting_is_waited_for(tmp_path: Path) -> None:
-    held = lock_directory(tmp_path)
-    comes = threading.Timer(0.5, write_json, (tmp_path / "coordinator.json", {"link": "swarm://x"}))
+    comes = threading.Timer(0.2, write_json, (tmp_path / "coordinator.json", {"link": "swarm://x"}))
     comes.start()
     try:
         assert RUN.invoke(coordinator_app, ["link", str(tmp_path)]).output == "swarm://x\n"
     finally:
         comes.join()
-        os.close(held)

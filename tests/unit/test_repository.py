@@ -35,7 +35,7 @@ MOST_LINES = {
     "extras": 5_680,
     "operation": 26_300,
     "packages": 95_980,
-    "benchmarks": 9_480,
+    "benchmarks": 9_660,
     "tests": 77_900,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
