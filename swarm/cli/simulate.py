@@ -52,11 +52,15 @@ def simulate(
         ),
     ] = False,
     compare: Annotated[
-        Literal["", "silo", "colocated"],
+        list[str] | None,
         Option(
-            help="Second run, reported beside it. silo: the same without sharing; colocated (echo): one node does both."
+            help="Second run, reported beside it. silo: the same without sharing; colocated (echo): one node does "
+            "both; else a recipe (repeatable): all recipes in one table."
         ),
-    ] = "",
+    ] = None,
+    seeds: Annotated[
+        int, Option(min=1, max=64, help="With --compare RECIPE: runs of each, with --seed and the next ones.")
+    ] = 1,
     mode: Annotated[
         Literal["push", "pull", "synchronous"],
         Option(
@@ -126,10 +130,17 @@ def simulate(
         overrides=tuple(set_ or ()),
         keep_checkpoints=keep_checkpoints,
     )
-    from swarm.simulate.command import run_command
+    from swarm.simulate.command import compare_recipes, run_command
 
     directory = out or Path("runs") / f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-    _end(run_command(options, directory, compare, Console()))
+    rivals = [each for each in compare or () if each in ("silo", "colocated")]
+    if rivals and (len(compare or ()) > 1 or seeds > 1):
+        raise ConfigError(f"--compare {rivals[0]}: is one second run; --seeds and further --compare go with recipes")
+    if seeds > 1 and not compare:
+        raise ConfigError(f"--seeds {seeds}: compares recipes over seeds; name another one with --compare RECIPE")
+    if compare and not rivals:
+        _end(compare_recipes(options, compare, seeds, directory, Console()))
+    _end(run_command(options, directory, rivals[0] if rivals else "", Console()))
 
 
 def _refuse_beside_virtual(context: typer.Context) -> None:

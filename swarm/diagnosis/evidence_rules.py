@@ -13,11 +13,11 @@ from swarm.diagnosis.signal_rules import cut_share, malformed_share
 from swarm.diagnosis.snapshot import FEW_STEPS, Diagnosed, Gravity, Snapshot, mean, middle
 from swarm.events import GroupPut, events_of
 from swarm.printable import as_argument
-from swarm.trained.learning_evidence import KNOWN, Interval, Learned
+from swarm.trained.intervals import Z_95, Interval
+from swarm.trained.learning_evidence import KNOWN, Learned
 
 MANY_STEPS: Final = 50  # of a training that goes on: fewer need not have taught anything yet
 LEAST_REWARDS: Final = 48  # that can be compared by thirds
-SIGMAS: Final = 1.96
 SMALL_SHARE: Final = 0.3  # of own groups with differing rewards
 SOME_CUT: Final = 0.2  # of answers
 SOME_MALFORMED: Final = 0.1  # of actions
@@ -38,7 +38,7 @@ def training_gain(snapshot: Snapshot) -> tuple[float, float, Interval] | None:
         return None
     third = len(rewards) // 3
     first, newest = rewards[:third], rewards[-third:]
-    half = SIGMAS * math.sqrt((variance(first) + variance(newest)) / third)
+    half = Z_95 * math.sqrt((variance(first) + variance(newest)) / third)
     gain = mean(newest) - mean(first)
     return mean(first), mean(newest), (gain - half, gain + half)
 

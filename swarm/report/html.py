@@ -38,7 +38,8 @@ from swarm.report.figures import (
 from swarm.report.live import figure
 from swarm.report.result import RIVALS, MadeRow, NodeResult, RunResult, SwarmResult
 from swarm.report.terminal import arrow
-from swarm.trained.learning_evidence import Z_95, Learned, wilson_interval
+from swarm.trained.intervals import Z_95, wilson_interval
+from swarm.trained.learning_evidence import Learned
 from swarm.types import SPLITS, JsonDict, short
 
 MAX_MARKS = 50  # of a node, in a chart

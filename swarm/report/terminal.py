@@ -25,12 +25,15 @@ from swarm.report.live import figure
 from swarm.report.result import RIVALS, RunResult, SwarmResult
 
 _MAX_SHOWN = 160  # characters of a text of an episode
-_ARROW = "\N{RIGHTWARDS ARROW}"  # one column where `->` takes two
+ARROW = "\N{RIGHTWARDS ARROW}"  # one column where `->` takes two
 
 
 def render_summary(result: RunResult) -> RenderableType:
-    """Summary of a run: tables of its nodes and of its rival's, their difference, an episode, and the invariants."""
-    parts: list[RenderableType] = [table_of(node_rows(result.swarm), result.title)]
+    """Summary of a run: if it learned, tables of its nodes and its rival's, their difference, and the invariants."""
+    parts: list[RenderableType] = [
+        Text(f"{node.name}: {line}") for node in result.swarm.trainers for line in node.learning.lines[:1]
+    ]
+    parts += [table_of(node_rows(result.swarm), result.title)]
     if result.rival is not None:
         parts += [
             table_of(node_rows(result.rival), f"For comparison ({result.rival_kind}): {RIVALS[result.rival_kind]}"),
@@ -81,7 +84,7 @@ def _cells(row: NodeRow) -> list[str]:
 
 def arrow(change: Change | None) -> str:
     """A change as text, such as `.16`, an arrow and `.71`; a dash for None."""
-    return "-" if change is None else f"{figure(change.before)}{_ARROW}{figure(change.after)}"
+    return "-" if change is None else f"{figure(change.before)}{ARROW}{figure(change.after)}"
 
 
 def _follow_table(rows: list[FollowRow]) -> Table:

@@ -5,9 +5,11 @@ not a failure.
 """
 
 import asyncio
+import json
+import re
 import signal
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +21,13 @@ from node.run_estimate import estimate_memory, lengths_of, read_shape
 from swarm.config import EngineConfig, NodeConfig
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError
-from swarm.events import GroupPut, NodeRestored, StepMade, events_of
+from swarm.events import GroupPut, NodeRestored, StepMade, events_of, finite
 from swarm.model.compute_choice import ComputeChoice
 from swarm.process import available_bytes, num_usable_cores
 from swarm.report.html import write_report
 from swarm.report.invariants import Invariants
 from swarm.report.live import SHORTER, LiveProgress
+from swarm.report.recipe_table import recipe_rows, recipe_table, write_recipes
 from swarm.report.result import RunResult, SwarmResult
 from swarm.report.tally import node_result
 from swarm.report.terminal import render_summary
@@ -58,8 +61,69 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
         KeyboardInterrupt: a signal ended the run early; a run that made a step is reported.
     """
     plans = {"swarm": options} | ({rival: _rival_of(options, rival)} if rival else {})
+    runs = _run_all(plans, directory, console)
+    measured = [run for run in runs if run.first_step_at_s or not run.was_stopped]
+    holds = bool(measured) and _report(measured, rival, directory, console)
+    _end_if_stopped(runs, directory, console)
+    return holds
+
+
+def compare_recipes(
+    options: SimulationOptions, recipes: Sequence[str], num_seeds: int, directory: Path, console: Console
+) -> bool:
+    """Runs the same simulation with each recipe and seed, and reports all of them in one table.
+
+    Args:
+        options: options of the first recipe and seed.
+        recipes: further recipes.
+        num_seeds: runs of each recipe, with the seeds from that of the options on.
+        directory: state and reports; made if missing.
+        console: shows progress and table.
+
+    Returns:
+        True if every invariant held in every run.
+
+    Raises: as `run_command`.
+    """
+    first = node_configs(options, directory)[0].learner.recipe
+    named = {name: replace(options, recipe=name if name != first else options.recipe) for name in (first, *recipes)}
+    if len(named) <= len(recipes):
+        raise ConfigError(f"--compare {', '.join(recipes)}: a recipe is named twice, or is that of the run, {first}")
+    seeds = range(options.seed, options.seed + num_seeds)
+    plans = {
+        f"{number}-{re.sub('[^A-Za-z0-9_.]', '_', Path(name).name)}-seed{seed}": (name, replace(plan, seed=seed))
+        for number, (name, plan) in enumerate(named.items())
+        for seed in seeds
+    }
+    runs = _run_all({folder: plan for folder, (_, plan) in plans.items()}, directory, console)
+    results: dict[str, dict[int, SwarmResult]] = {name: {} for name in named}
+    holds, links = len(runs) == len(plans), dict[str, str]()
+    for (folder, (name, plan)), run in zip(plans.items(), runs, strict=False):
+        result = _result([run], "", directory)
+        write_report(replace(result, title=f"{run.title}: {name}, seed {plan.seed}"), directory / folder)
+        for verdict in result.invariants:
+            if not verdict.holds:
+                console.print(f"violated in {folder}: {verdict.name} ({verdict.detail})", markup=False, soft_wrap=True)
+        holds = holds and result.holds
+        results[name][plan.seed] = result.swarm
+        links[f"{name}, seed {plan.seed}"] = f"{folder}/report.html"
+    rows = recipe_rows(results)
+    title = f"{PRESETS[options.preset].title}: {len(named)} recipes"
+    write_recipes(rows, title, links, directory / "report.html")
+    (directory / "report.json").write_text(
+        json.dumps(finite([asdict(row) for row in rows]), indent=1), encoding="utf-8"
+    )
+    console.print(recipe_table(rows))
+    console.print(f"report: {directory / 'report.html'}", soft_wrap=True)
+    _end_if_stopped(runs, directory, console)
+    return holds
+
+
+def _run_all(plans: Mapping[str, SimulationOptions], directory: Path, console: Console) -> list[SwarmRun]:
+    """Checks all plans, then runs them one after the other, each in its folder; a signal ends all of it early."""
     _check(plans.values())
     _claim(directory, plans)
+    options = next(iter(plans.values()))
     prepare_model(options, directory, console)
     configs = node_configs(options, directory)
     with console.status("measuring this machine"):
@@ -80,13 +144,15 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
         runs.append(_run(replace(plan, has_vllm=has_vllm), directory / name, console))
         if runs[-1].was_stopped:
             break
-    measured = [run for run in runs if run.first_step_at_s or not run.was_stopped]
-    holds = bool(measured) and _report(measured, rival, directory, console)
+    return runs
+
+
+def _end_if_stopped(runs: Sequence[SwarmRun], directory: Path, console: Console) -> None:
+    """Raises KeyboardInterrupt if a signal ended the last run."""
     if runs[-1].was_stopped:
         ended = "the coordinator and every node have ended"
         console.print(f"stopped by a signal: {ended}; what they wrote is in {directory}", soft_wrap=True)
         raise KeyboardInterrupt
-    return holds
 
 
 def _check(plans: Iterable[SimulationOptions]) -> None:
@@ -113,8 +179,16 @@ def _claim(directory: Path, names: Iterable[str]) -> None:
 
 def _report(runs: Sequence[SwarmRun], rival: str, directory: Path, console: Console) -> bool:
     """Writes and prints the result of the runs; returns True if every invariant held."""
+    result = _result(runs, rival, directory)
+    write_report(result, directory)
+    console.print(render_summary(result))
+    console.print(f"report: {directory / 'report.html'}", soft_wrap=True)
+    return result.holds
+
+
+def _result(runs: Sequence[SwarmRun], rival: str, directory: Path) -> RunResult:
     config = node_configs(runs[0].options, directory)[0]
-    result = RunResult(
+    return RunResult(
         title=runs[0].title,
         swarm=swarm_result(runs[0]),
         invariants=tuple(judge(runs).verdicts()),
@@ -123,10 +197,6 @@ def _report(runs: Sequence[SwarmRun], rival: str, directory: Path, console: Cons
         options=_describe(runs[0].options) | {"recipe": config.learner.recipe},
         num_tries=config.evaluation.num_tries,
     )
-    write_report(result, directory)
-    console.print(render_summary(result))
-    console.print(f"report: {directory / 'report.html'}", soft_wrap=True)
-    return result.holds
 
 
 def _rival_of(options: SimulationOptions, rival: str) -> SimulationOptions:

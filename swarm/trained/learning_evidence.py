@@ -3,21 +3,21 @@
 Invariant: every command, page and card takes its verdict from here. `learned` is said only where the interval lies
 above zero and success above what the commonest answer alone would score.
 
-Where the outcomes of the same problems are known before and after, the interval is that of paired differences (Wald's
-with the adjustment of Bonett and Price, Fagerland et al. 2014, doi:10.1002/sim.6148), else Newcombe's for two
-independent shares (1998, method 10). Over several environments all intervals hold at once (Bonferroni).
+Where the outcomes of the same problems are known before and after, the interval is that of paired differences, else
+that of two independent shares. Over several environments all intervals hold at once (Bonferroni).
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean
 from typing import Final
 
 from swarm.events import Event, PolicyEvaluated, WarmedUp, events_of
 from swarm.telemetry import EventTail
+from swarm.trained.intervals import Interval, graded_interval, independent_interval, paired_interval
 from swarm.types import MAX_OUTCOMES
 
 ALL: Final = ""  # name of the change over all environments
@@ -25,8 +25,6 @@ FEWEST: Final = 8  # problems, of fewer nothing is concluded
 LEAST_GAIN: Final = 0.05  # of a graded reward, at the lower end of its interval, where success did not rise
 KNOWN: Final = 0.95  # success before, from which on nothing is left to learn
 MAX_KINDS: Final = 4096  # environments and sets of problems in one log
-Z_95: Final = NormalDist().inv_cdf(0.975)  # standard deviations to each side of a single interval
-Interval = tuple[float, float]
 
 
 class Learned(StrEnum):
@@ -212,6 +210,25 @@ def learning_difference(one: Iterable[PolicyEvaluated], other: Iterable[PolicyEv
     return _evidence({env: (at_step[0][env, step], at_step[1][env, step]) for env, step in shared.items()})
 
 
+def pooled(evaluations: Sequence[PolicyEvaluated]) -> PolicyEvaluated:
+    """One evaluation of several nodes or seeds on the same problems at one step: tries at a problem add up.
+
+    The outcomes of problems are left out where they are not of the same problems, or of some evaluation not known.
+    """
+    first, tries = evaluations[0], sum(each.num_tries for each in evaluations)
+    is_same = all(_is_paired(first, each) for each in evaluations)
+    columns = zip(*(each.num_right for each in evaluations), strict=True) if is_same else ()
+    return replace(
+        first,
+        accuracy=fmean(each.accuracy for each in evaluations),
+        num_problems=min(each.num_problems for each in evaluations),
+        num_right=tuple(-1 if min(rights) < 0 else sum(rights) for rights in columns),
+        num_tries=tries,
+        rewards=(),
+        problems=f"{first.problems}, {tries} tries" if is_same else "",
+    )
+
+
 def _evidence(pairs: Mapping[str, tuple[PolicyEvaluated, PolicyEvaluated]]) -> LearningEvidence:
     """Changes from the first to the second evaluation of each environment, with intervals that hold at once."""
     if not pairs:
@@ -309,47 +326,3 @@ def _shares(first: PolicyEvaluated, newest: PolicyEvaluated, *, is_graded: bool 
     ]
     is_scored = [min(rights) >= 0 for rights in zip(first.num_right, newest.num_right, strict=True)]
     return [pair for pair, scored in zip(zip(*ends, strict=True), is_scored, strict=True) if scored]
-
-
-def paired_interval(differences: Sequence[float], z: float) -> Interval:
-    """Interval of the mean of differences in [-1, 1] of the same problems, one for each problem.
-
-    Two more differences, 1 and -1, are counted: so it is never empty, and a few problems that all rose prove nothing.
-    """
-    count = len(differences) + 2
-    center = math.fsum(differences) / count
-    spread = (math.fsum(each * each for each in differences) + 2) / count - center * center
-    half = z * math.sqrt(spread / count)
-    return max(-1.0, center - half), min(1.0, center + half)
-
-
-def graded_interval(differences: Sequence[float], z: float) -> Interval:
-    """Student's interval of the mean of graded differences of the same problems, at least two.
-
-    The quantile of t is expanded from that of the normal distribution (Abramowitz and Stegun 26.7.5).
-    """
-    count, center = len(differences), fmean(differences)
-    t = z + (z**3 + z) / (4 * (count - 1)) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * (count - 1) ** 2)
-    half = t * stdev(differences) / math.sqrt(count)
-    return center - half, center + half
-
-
-def wilson_interval(share: float, count: int, z: float) -> Interval:
-    """Interval of a share of `count` problems; (0, 1) without problems."""
-    if not count:
-        return 0.0, 1.0
-    center = share + z * z / (2 * count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return (center - half) / (1 + z * z / count), (center + half) / (1 + z * z / count)
-
-
-def independent_interval(before: float, num_before: int, after: float, num_after: int, z: float) -> Interval:
-    """Interval of after - before for shares of different problems."""
-    (low_before, high_before), (low, high) = (
-        wilson_interval(before, num_before, z),
-        wilson_interval(after, num_after, z),
-    )
-    return (
-        after - before - math.hypot(after - low, high_before - before),
-        after - before + math.hypot(high - after, before - low_before),
-    )

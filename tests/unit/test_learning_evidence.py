@@ -11,19 +11,15 @@ import pytest
 
 from swarm.events import NodeStarted, PolicyEvaluated
 from swarm.telemetry import EventLog
+from swarm.trained.intervals import Z_95, graded_interval, independent_interval, paired_interval, t_quantile
 from swarm.trained.learning_evidence import (
     MAX_KINDS,
     HeldOutChange,
     Learned,
     LearningEvidence,
-    graded_interval,
-    independent_interval,
     learning_evidence,
-    paired_interval,
     read_learning,
 )
-
-Z = 1.959963984540054
 
 
 def evaluated(step: int, right: tuple[int, ...], env: str = "own", **changes: Any) -> PolicyEvaluated:
@@ -47,10 +43,10 @@ def test_intervals_are_those_of_published_tables() -> None:
         (9, 10, 3, 10, 0.1705, 0.8090),
         (0, 10, 0, 10, -0.2775, 0.2775),
     ):
-        found = independent_interval(before / num_before, num_before, right / count, count, Z)
+        found = independent_interval(before / num_before, num_before, right / count, count, Z_95)
         assert found == pytest.approx((low, high), abs=6e-5)
     # Fagerland, Lydersen and Laake 2014: 1 and 7 discordant pairs of 21, Bonett and Price: -.508 to -.013
-    found = paired_interval([1.0] + [-1.0] * 7 + [0.0] * 13, Z)
+    found = paired_interval([1.0] + [-1.0] * 7 + [0.0] * 13, Z_95)
     assert found == pytest.approx((-0.508, -0.013), abs=6e-4)
 
 
@@ -63,7 +59,7 @@ def test_the_paired_interval_covers_the_truth_by_enumeration() -> None:
             if b + c <= count:
                 ways = math.comb(count, b) * math.comb(count - b, c)
                 chance = ways * up**b * down**c * (1 - up - down) ** (count - b - c)
-                low, high = paired_interval([1.0] * b + [-1.0] * c + [0.0] * (count - b - c), Z)
+                low, high = paired_interval([1.0] * b + [-1.0] * c + [0.0] * (count - b - c), Z_95)
                 covered += chance * (low <= up - down <= high)
         assert covered > 0.94, (up, down, covered)
 
@@ -119,11 +115,11 @@ def test_a_graded_reward_shows_learning_where_no_answer_is_ever_fully_right() ->
     assert evidence(0.3, 0.5, right=20).verdict is Learned.YES
     started = learning_evidence([evaluated(0, (0,) * 32), evaluated(9, (0,) * 32, rewards=(0.4,) * 32)])
     assert started.verdict is Learned.BY_REWARD, "at first no answer earned a part"
-    # t of 7 degrees of freedom: 2.3646; of 27: 2.0518 (tables)
-    for count, t in ((8, 2.3646), (28, 2.0518)):
-        values = [0.1, 0.3] * (count // 2)
-        half = (graded_interval(values, Z)[1] - 0.2) / (stdev(values) / math.sqrt(count))
-        assert half == pytest.approx(t, rel=0.005)
+    values = [0.1, 0.3] * 4  # t of 7 degrees of freedom: 2.3646 (tables); of 40 and 120: 2.021 and 1.980
+    half = (graded_interval(values)[1] - 0.2) / (stdev(values) / math.sqrt(8))
+    assert half == pytest.approx(2.3646, abs=1e-3)
+    assert t_quantile(40) == pytest.approx(2.021, abs=1e-3) and t_quantile(120) == pytest.approx(1.980, abs=1e-3)
+    assert t_quantile(7, Z_95 + 1e-9) == pytest.approx(2.3646, rel=0.005), "the expansion, as several intervals need it"
 
 
 def test_several_environments_have_wider_intervals_which_hold_at_once() -> None:

@@ -154,7 +154,8 @@ def test_groups_that_the_guard_left_out_are_not_counted_as_learned_from():
     assert (ada.num_local, ada.num_external, ada.num_set_aside) == (1, 0, 3)
     assert ada.sources == {ADA: 1} and ada.ages == {0: 1}
     both = SwarmResult(nodes=(ada,), began_at_s=50.0, first_step_at_s=110.0, ended_at_s=170.0)
-    assert "1 own, 3 set aside" in render_html(result(swarm=both, rival=None))
+    page = render_html(result(swarm=both, rival=None))
+    assert "<b>1</b><span>own groups learned from</span><small>3 set aside" in page
     console = Console(width=100, file=io.StringIO(), record=True)
     console.print(render_summary(result(swarm=both, rival=None)))
     assert "set aside (drawn, not learned from): ada 3" in console.export_text()
