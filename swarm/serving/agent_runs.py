@@ -27,7 +27,7 @@ from swarm.types import JsonDict, NodeId, PolicyVersion, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
-MAX_OPEN_RUNS: Final = 256  # of one key
+MAX_OPEN_RUNS: Final = 4096  # of one key
 MAX_BYTES: Final = 64 * 2**20  # of the calls that are kept for one key
 IDLE_S: Final = 86_400.0  # an open run without a call is over after a day
 LOOK_EVERY_S: Final = 1.0

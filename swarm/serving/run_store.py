@@ -143,8 +143,12 @@ class RunStore:
 
     def totals(self, owner: str) -> tuple[int, int]:
         """Number of open runs of a key, and bytes of all calls that are kept for it."""
-        query = "SELECT COALESCE(SUM(state = ?), 0), COALESCE(SUM(num_bytes), 0) FROM runs WHERE owner = ?"
-        return self._rows(query, (RunState.OPEN, owner))[0]
+        query = (
+            "SELECT COALESCE(SUM(state = ?), 0), COALESCE(SUM(num_bytes), 0) FROM runs "
+            "WHERE state IN (?, ?, ?) AND owner = ?"
+        )
+        states = (RunState.OPEN, RunState.OPEN, RunState.WAITING, RunState.CLOSED)
+        return self._rows(query, (*states, owner))[0]
 
     def add_call(self, run: int, call: RecordedCall, now_s: float) -> bool:
         """Records a call of an open run; False if the run is over."""

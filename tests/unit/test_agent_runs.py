@@ -173,7 +173,7 @@ def test_calls_that_make_no_episode_are_answered_and_named(tmp_path: Path, monke
         assert reasons[0].startswith("its calls have 2 ways of sampling") and reasons[1] == "more than 2 calls"
         assert "exceed generator.max_episode_tokens 300" in reasons[2]
         answer = it.call("cut", user("1"), max_tokens=1000)
-        assert it.server.engine.requests[-1].sampling.max_new_tokens == 40 and answer["choices"]
+        assert it.server.engine.requests[-1].sampling.max_new_tokens == 120 and answer["choices"]
 
 
 SESSION = "/v1/episodes"

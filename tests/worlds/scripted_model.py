@@ -1,6 +1,7 @@
 """A model that says what a test scripts, served over HTTP with SmolLM2's tokens."""
 
 import http.client
+import itertools
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,10 @@ def tokenizer() -> Tokenizer:
 
 
 class ScriptedCompleter:
-    """Completer that gives texts in the order of the script, each token with log-prob -0.5; then repeats the last."""
+    """Completer that gives texts in the order of the script, each token with log-prob -0.5; then repeats the last.
+
+    Its texts are cut into single characters, as no tokenizer cuts them: rendered again, they would be other tokens.
+    """
 
     def __init__(self, texts: Sequence[str], step: int = 3) -> None:
         self.texts = list(texts)
@@ -41,7 +45,8 @@ class ScriptedCompleter:
         with self._lock:
             self.requests.append(request)
             text = self.texts.pop(0) if len(self.texts) > 1 else self.texts[0]
-        ids, finish = tokenizer().encode_response(text), FinishReason.STOP
+        (*_, end), finish = tokenizer().encode_response(text), FinishReason.STOP
+        ids = [*itertools.chain.from_iterable(tokenizer().encode_response(char)[:-1] for char in text), end]
         if len(ids) > request.sampling.max_new_tokens:
             ids, finish = ids[: request.sampling.max_new_tokens], FinishReason.LENGTH
         if on_tokens is not None:
