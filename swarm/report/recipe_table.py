@@ -94,7 +94,7 @@ def _row(
 
 
 def basis_words(rows: Sequence[RecipeRow]) -> str:
-    """What the intervals are about."""
+    """Description of the intervals: over seeds, or over the problems of one seed."""
     several = any(len(row.seeds) > 1 for row in rows)
     return (
         "95 % intervals over seeds (Student's t), differences paired by seed"

@@ -34,8 +34,8 @@ MOST_LINES = {
     "methods": 7_300,
     "extras": 5_680,
     "operation": 26_300,
-    "packages": 95_980,
-    "benchmarks": 9_660,
+    "packages": 96_500,
+    "benchmarks": 9_700,
     "tests": 77_900,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
