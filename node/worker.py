@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True, help="process id of the agent")
     arguments = parser.parse_args()
     die_with(arguments.parent)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the agent gets it, too, and ends this process
     config = load_config(NodeConfig, arguments.config)
     setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.shown_name)
     rank = own_rank()

@@ -262,6 +262,8 @@ class Service(ABC):
 async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str], None] = logger.info) -> bool:
     """Awaits `work`; the first SIGTERM or SIGINT cancels it (drain), the second ends the process at once.
 
+    A terminal that is closed (SIGHUP) drains as well, unless the process was started to outlive it (nohup).
+
     Args:
         work: the work of the process.
         say: called with a line for people at the first signal.
@@ -287,9 +289,20 @@ async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str],
         say("stopping: what is under way is ended and saved; a second Ctrl-C does not wait for that")
         task.cancel()
 
-    has_ended, numbers = False, (signal.SIGTERM, signal.SIGINT)
+    terminals = [each for each in (1, 2) if os.isatty(each)]
+
+    def hang_up() -> None:
+        if not is_asked:  # the shell sends the signal, too
+            for each in terminals:
+                _discard(each)
+            stop()
+
+    has_ended, numbers = False, [signal.SIGTERM, signal.SIGINT]
     for number in numbers:
         loop.add_signal_handler(number, stop)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        numbers.append(signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
     try:
         await work
     except asyncio.CancelledError:
@@ -301,6 +314,13 @@ async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str],
         for number in numbers:
             loop.remove_signal_handler(number)
     return is_asked
+
+
+def _discard(descriptor: int) -> None:
+    """Makes a descriptor take and drop what is written: a terminal that is gone would raise OSError."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 @contextlib.contextmanager

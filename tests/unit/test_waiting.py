@@ -65,3 +65,18 @@ async def test_an_end_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -
     num_said = len(said)
     await asyncio.sleep(0.05)
     assert len(said) == num_said, "nothing is said after the end"
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_closed_terminal_drains_unless_the_process_is_to_outlive_it(is_kept: bool) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_kept else signal.SIG_DFL)
+    try:
+
+        async def work() -> None:
+            os.kill(os.getpid(), signal.SIGHUP)
+            if not is_kept:
+                await asyncio.Event().wait()
+
+        assert await run_until_signal(work(), lambda line: None) is not is_kept
+    finally:
+        signal.signal(signal.SIGHUP, before)
