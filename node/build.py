@@ -429,7 +429,7 @@ def make_warm_up(
         config,
         environments,
         held_out=[task for (_, split), tasks in evaluations.items() if split == "held_out" for task in tasks],
-        fits=lambda answer: len(tokenizer.encode_response(answer)) <= generator.max_new_tokens,
+        tokenizer=tokenizer,
     )
     return WarmUp(
         pairs=given.pairs,

@@ -7,7 +7,6 @@ before a model is loaded; answers are scored in the confined process that a node
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from node.training_watch import one_line
@@ -29,6 +28,7 @@ MOST_AROUND_CHARS: Final = 60  # of a chat template before a question, and after
 MOST_SHOWN_CHARS: Final = 200
 WRONG_ANSWERS: Final = ("", "no", "1")  # what a reward must be able to judge, too
 TRIED_ANSWERS: Final = 64  # of a warm-up
+LEAST_ANSWERS: Final = 8  # different ones: fewer would be learned by heart
 MOST_READ: Final = 20_000  # records of a file that are looked at
 _SHOWN_KINDS: Final = {"tiny": frozenset({"char"}), "tiny-agents": frozenset({"look_up", "grid_world"})}
 
@@ -204,12 +204,14 @@ def _build(config: NodeConfig, tokenizer: Tokenizer | None) -> dict[str, Environ
             if section.kind in ("jsonl", "function", "python"):
                 _read_records(environments[section.name], tokenizer, positions)
         if config.warm_up.answers:
-            longest = config.generator.max_new_tokens
-            fits = partial(_fits, tokenizer, longest)
-            if not GivenAnswers(config, environments, held_out=(), fits=fits).pairs(0, TRIED_ANSWERS):
+            given = GivenAnswers(config, environments, held_out=(), tokenizer=tokenizer)
+            usable = len(set(given.pairs(0, TRIED_ANSWERS)))
+            if usable < LEAST_ANSWERS:
                 raise ConfigError(
-                    f"warm_up.answers = {config.warm_up.answers!r}: of {TRIED_ANSWERS} answers each is missing, or "
-                    f"longer than generator.max_new_tokens = {longest}; name a .jsonl file of answers (--warm-up FILE)"
+                    f"warm_up.answers = {config.warm_up.answers!r}: {usable} different answers can be shown, and "
+                    f"{LEAST_ANSWERS} are needed at least; others are missing, held out, longer than "
+                    f"generator.max_new_tokens = {config.generator.max_new_tokens}, or have characters that the model "
+                    "lacks; name a .jsonl file of right answers (--warm-up FILE)"
                 )
         if environments:
             TaskMixture(environments, config.generator.env_weights, config.seed, spacing=1).task(0)
@@ -254,10 +256,6 @@ def _read_records(environment: Environment, tokenizer: Tokenizer | None, positio
             f"environment {environment.name}: none of the first {count} records has an answer in the field {named!r}; "
             "name the field that has it with params.answer (--answer), or leave that out where there are no answers"
         )
-
-
-def _fits(tokenizer: Tokenizer | None, longest: int, answer: str) -> bool:
-    return tokenizer is None or len(tokenizer.encode_response(answer)) <= longest
 
 
 async def _sample(

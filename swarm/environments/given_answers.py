@@ -3,14 +3,14 @@
 Invariant: no held-out question comes; the sequence follows from configuration and seed.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from swarm.config import EnvironmentConfig, NodeConfig
 from swarm.environments.curriculum import TaskMixture
 from swarm.environments.jsonl import RecordEnvironment
 from swarm.errors import ConfigError
-from swarm.interfaces import Environment
+from swarm.interfaces import Environment, Tokenizer
 from swarm.types import Task
 
 REFERENCES: Final = "references"  # value of warm_up.answers
@@ -20,7 +20,7 @@ class GivenAnswers:
     """Endless numbered sequence of training questions of single answers, each with a right answer.
 
     Example:
-        pairs = GivenAnswers(config, environments, held_out=(), fits=lambda text: len(text) < 100).pairs(0, 16)
+        pairs = GivenAnswers(config, environments, held_out=(), tokenizer=tokenizer).pairs(0, 16)
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class GivenAnswers:
         config: NodeConfig,
         environments: Mapping[str, Environment],
         held_out: Iterable[Task],
-        fits: Callable[[str], bool],
+        tokenizer: Tokenizer | None,
     ) -> None:
         """Opens the source that `warm_up.answers` names (blocking).
 
@@ -36,7 +36,8 @@ class GivenAnswers:
             config: configuration of the node.
             environments: those of the run, by name.
             held_out: tasks of evaluations, whose questions are left out also if a file has them.
-            fits: returns False for answers that a generator could not give, which are left out.
+            tokenizer: of the model; answers that it cannot write, or that are longer than `generator.max_new_tokens`,
+                are left out. None: no answer is.
 
         Raises:
             ConfigError: the file cannot be read, or no environment has single answers.
@@ -44,7 +45,8 @@ class GivenAnswers:
         if not config.environments:
             raise ConfigError("warm_up.answers: there is no environment whose questions it could be about")
         self.are_tasks = config.warm_up.answers == REFERENCES  # of the run, which the verifier can score
-        self._held_out, self._fits = {task.messages for task in held_out}, fits
+        self._held_out, self._tokenizer = {task.messages for task in held_out}, tokenizer
+        self._longest = config.generator.max_new_tokens
         weights = config.generator.env_weights
         if self.are_tasks:
             single = {name: each for name, each in environments.items() if each.max_turns == 1 and weights.get(name, 1)}
@@ -64,7 +66,13 @@ class GivenAnswers:
         """At most `count` tasks with their answers, from number `first` on. Raises as `TaskMixture.tasks`."""
         tasks = [task for task in self._tasks.tasks(first, count) if task.messages not in self._held_out]
         pairs = [(task, self._environments[task.env].reference(task.task_id)) for task in tasks]
-        return [(task, answer) for task, answer in pairs if answer and self._fits(answer)]
+        return [(task, answer) for task, answer in pairs if answer and self._can_be_given(answer)]
+
+    def _can_be_given(self, answer: str) -> bool:
+        if self._tokenizer is None:
+            return True
+        token_ids = self._tokenizer.encode_response(answer)
+        return len(token_ids) <= self._longest and self._tokenizer.decode(token_ids).strip() == answer.strip()
 
 
 def _of_file(path: str, asked: EnvironmentConfig) -> Environment:

@@ -331,6 +331,7 @@ def test_what_was_stopped_is_not_called_done(letters: Path) -> None:
         (["-m", "tiny", "--env", "char:sort", "--recipe", "grop"], "did you mean grpo"),
         (["-m", "tiny", "--env", "char:sort", "--warm-up", "yes"], "references"),
         (["-m", "tiny", "--env", "char:sort", "--warm-up", "none.jsonl"], "must be a readable .jsonl file"),
+        (["-m", "tiny", "--env", "char:sort", "--warm-up", "FEW"], "different answers can be shown, and 8 are needed"),
         (
             ["-m", "tiny", "--env", "char:sort", "--recipe", "GRPO", "--set", "learner.recipe_params.weight.lo=0.1"],
             "recipe grpo has no such constant",
@@ -344,6 +345,7 @@ def test_a_mistake_is_told_before_anything_starts(
     files = {
         "BROKEN": [json.dumps(good), "{"],
         "LACKING": [json.dumps(each) for each in (good, other, good)],
+        "FEW": [json.dumps({"question": f"sort:{n}=", "answer": "a" if n < 5 else "W"}) for n in range(40)],
         "FOREIGN": [json.dumps({"question": "What?", "answer": "a"})],
     }
     names = {"LETTERS": str(letters), "REWARD": reward_file(tmp_path, "return 0.5")}
