@@ -24,6 +24,7 @@ ALL: Final = ""  # name of the change over all environments
 FEWEST: Final = 8  # problems, of fewer nothing is concluded
 LEAST_GAIN: Final = 0.05  # of a graded reward, at the lower end of its interval, where success did not rise
 KNOWN: Final = 0.95  # success before, from which on nothing is left to learn
+MOST_LINES: Final = 12  # of environments
 MAX_KINDS: Final = 4096  # environments and sets of problems in one log
 
 
@@ -144,9 +145,11 @@ class LearningEvidence:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """`words`, and a line for each environment where there are several."""
+        """`words`, and a line for each environment where there are several, at most MOST_LINES."""
         several = self.changes if len(self.changes) > 1 else ()
-        return (self.words, *(f"{each.env}: {each.verdict}; {each.words}" for each in several))
+        shown = [f"{each.env}: {each.verdict}; {each.words}" for each in several[:MOST_LINES]]
+        more = [f"{len(several) - MOST_LINES} more environments"] if len(several) > MOST_LINES else []
+        return (self.words, *shown, *more)
 
 
 class EvidenceTally:

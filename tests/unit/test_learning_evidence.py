@@ -14,6 +14,7 @@ from swarm.telemetry import EventLog
 from swarm.trained.intervals import Z_95, graded_interval, independent_interval, paired_interval, t_quantile
 from swarm.trained.learning_evidence import (
     MAX_KINDS,
+    MOST_LINES,
     HeldOutChange,
     Learned,
     LearningEvidence,
@@ -145,6 +146,7 @@ def test_a_strangers_log_is_no_evidence_where_its_figures_are_none(tmp_path: Pat
     assert learning_evidence(events).verdict is Learned.UNKNOWN
     many = [evaluated(step, (0,) * 32, f"env{step}") for step in range(2 * MAX_KINDS)]
     assert len(learning_evidence(many).changes) == MAX_KINDS
+    assert learning_evidence(many).lines[-1] == f"{MAX_KINDS - MOST_LINES} more environments"
     log = EventLog(tmp_path / "events.jsonl")
     for event in (sound, NodeStarted(node_id="a"), evaluated(9, (1,) * 32)):
         log.write(event)

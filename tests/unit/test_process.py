@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waits import HANG_S, PROMPT_S
 
-from swarm import process
+from swarm import __version__, process
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, StorageFull
 from swarm.identity import Identity
@@ -331,3 +331,17 @@ def test_a_lock_follows_no_link_and_waits_for_no_pipe(tmp_path: Path) -> None:
     with file_lock(tmp_path / "pipe", 0.1):
         pass
     assert (tmp_path / "theirs").read_text() == "precious"
+
+
+def test_the_release_names_the_commit_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "swarm").mkdir()
+    monkeypatch.setattr(process, "__file__", str(tmp_path / "swarm" / "process.py"))
+    assert process.release_words() == __version__, "installed"
+    git, commit = tmp_path / ".git", "abcdef0123456789"
+    git.mkdir()
+    (git / "HEAD").write_text(commit)
+    assert process.release_words() == f"{__version__}, commit abcdef012345"
+    (git / "HEAD").write_text("ref: refs/heads/next\n")
+    assert process.release_words() == __version__, "no commit yet"
+    (git / "packed-refs").write_text(f"# pack-refs\n{commit} refs/heads/next\n")
+    assert process.release_words() == f"{__version__}, commit abcdef012345"

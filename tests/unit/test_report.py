@@ -36,6 +36,7 @@ from swarm.report.figures import (
     advantage_over_rival,
     environments_of,
     follow_rows,
+    happenings,
     largest_gap_s,
     mean_change,
     node_rows,
@@ -235,6 +236,19 @@ def test_step_curves_run_over_steps():
     assert step_curve(node(), "reward") == [(1, 0.1), (2, 0.2), (3, pytest.approx(0.3))]
     assert [step_at(node(), at_s) for at_s in (109.0, 125.0, 999.0)] == [0, 2, 3]
     assert largest_gap_s(node()) == 10.0
+
+
+def test_what_explains_a_curve_is_marked_where_it_happened():
+    spike = {"reward_mean": 0.5, "ess_share": 0.4, "mismatch_kl_k3": 1.75, "age_mean_steps": 1.0}
+    made = [*events(), draw_event(4), step_event(4, 140.0, diagnostics=spike), NodeKilled(at_s=145.0)]
+    made += [draw_event(5), step_event(4, 150.0, draw_step=5, was_skipped=True)]
+    ada = node_result("ada", ADA, ("sums",), made, STATUS)
+    words = [words for _, words in happenings(ada)]
+    assert words == ["2 groups set aside", "KL 1.8 nats a token, ESS 0.4", "killed", "step skipped"]
+    assert {step for step, _ in happenings(ada)} == {4}
+    page = render_html(result(swarm=replace(swarm(), nodes=(ada,)), rival=None))
+    assert page.count('data-tip="ada, step 4: 2 groups set aside; KL 1.8') >= 5, "in every chart over steps"
+    assert "<b>ada</b>" in page[page.index("What happened") :], "and in words, as a tip needs a mouse"
 
 
 def test_the_page_is_self_contained_and_its_charts_are_well_formed():
