@@ -24,6 +24,7 @@ from swarm.model.version_digest import load_published, published_state, weights_
 from swarm.types import Digest
 
 _ATTENTION: Final = frozenset({"full_attention", "sliding_attention"})
+_ALIBI: Final = ("bloom", "mpt")  # have it without an entry that tells so
 _RANDOM: Final = ("drop", "jitter")  # in the names of numbers that make passes in train mode random
 
 
@@ -176,7 +177,7 @@ def _require_trainable(folder: Path, config: Any) -> None:
             f"{where}: its layers of kind {', '.join(others)} keep a state that neither engine nor learner handles; "
             "choose a model of attention layers alone"
         )
-    if getattr(shape, "alibi", False):
+    if getattr(shape, "alibi", False) or shape.model_type in _ALIBI:
         raise ConfigError(f"{where}: it has alibi, which the learner's masks do not allow; choose another model")
     if "local" in (getattr(shape, "attention_layers", None) or ()):
         raise ConfigError(

@@ -4,6 +4,7 @@ Invariant: the Qwen3 differs from the Llama as Qwen3 does: normalised queries an
 size / number of heads, and fewer key heads than query heads. Both have tied weights and the character tokenizer.
 """
 
+import json
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -43,6 +44,40 @@ def tiny_qwen3(seed: int = 0) -> nn.Module:
                 if name.endswith(("q_norm.weight", "k_norm.weight")):  # all ones would hide that one is left out
                     parameter.uniform_(0.5, 1.5)
     return network
+
+
+def write_small_tokenizer(
+    folder: Path, split: Any = None, adds: str | None = None, **settings: Any
+) -> tuple[int, dict[str, int]]:
+    """Writes a byte-level BPE tokenizer of a few hundred tokens to a new folder, as models come in.
+
+    Args:
+        split: pre-tokenizer; None: that of GPT-2.
+        adds: token that the tokenizer puts before a text unless it is asked for no special tokens.
+        settings: entries of tokenizer_config.json.
+
+    Returns:
+        Number of tokens, and their ids.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    folder.mkdir()
+    made: Any = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = split or pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    made.train_from_iterator(["the cat sat on the mat, said the hat", "12 times 34 is 408", "caf\u00e9"] * 4, trainer)
+    if adds is not None:
+        made.post_processor = processors.TemplateProcessing(f"{adds} $A", None, [(adds, made.token_to_id(adds))])
+    made.save(str(folder / "tokenizer.json"))
+    default = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "chat_template": "{{ messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(default | settings))
+    return made.get_vocab_size(), made.get_vocab()
 
 
 def model_source(kind: str, folder: Path) -> str:

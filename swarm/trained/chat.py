@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from swarm.episode import Message
 from swarm.interfaces import Tokenizer
@@ -53,6 +54,7 @@ class Conversation:
         self._device = pick_device(device)
         place(model.network, self._device)
         self._network: Any = model.network
+        self._network.generation_config = GenerationConfig()  # as in training, whatever the model's own file asks for
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
         self._system = (Message(role="system", content=system),) if system else ()
@@ -83,7 +85,6 @@ class Conversation:
                 attention_mask=torch.ones_like(ids),
                 do_sample=not is_greedy,
                 max_new_tokens=self._max_new_tokens,
-                repetition_penalty=1.0,  # as in training, whatever the model's generation_config.json asks for
                 eos_token_id=sorted(self._model.tokenizer.eos_ids),
                 pad_token_id=min(self._model.tokenizer.eos_ids),
                 streamer=pieces,

@@ -161,7 +161,8 @@ def test_an_incomplete_checkpoint_is_refused_rather_than_filled_with_noise(tmp_p
         ("FalconConfig", {"alibi": True}, "it has alibi"),
         ("GPTNeoConfig", {}, "its local attention counts columns"),
         ("Qwen3Config", {"quantization_config": {"quant_method": "fp8"}}, r"quantized \(fp8\)"),
-        ("BloomConfig", {}, "no max_position_embeddings"),
+        ("BloomConfig", {}, "it has alibi"),
+        ("Qwen3Config", {"max_position_embeddings": 0}, "no max_position_embeddings"),
         ("MambaConfig", {}, "choose"),
     ],
 )

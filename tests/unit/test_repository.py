@@ -35,7 +35,7 @@ MOST_LINES = {
     "extras": 5_680,
     "operation": 26_300,
     "packages": 96_500,
-    "benchmarks": 9_700,
+    "benchmarks": 10_020,
     "tests": 77_900,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}

@@ -11,7 +11,7 @@ import gguf
 import pytest
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -36,7 +36,7 @@ from swarm.model.source import model_folder
 from swarm.model.tokenizer import CharTokenizer
 from swarm.printable import printable
 from swarm.telemetry import EventLog
-from swarm.testing.tiny_models import KINDS, model_source
+from swarm.testing.tiny_models import KINDS, model_source, write_small_tokenizer
 from swarm.testing.trained_node import OTHER, TASKS, make_trained_node
 from swarm.trained.chat import Conversation
 from swarm.trained.export import export_model
@@ -143,22 +143,6 @@ def test_peft_puts_an_exported_adapter_on_the_initial_model(tmp_path: Path, kind
     assert difference.abs().max() < 1e-5
 
 
-def write_small_tokenizer(folder: Path, split: Any) -> int:
-    """A byte-level BPE tokenizer of a few hundred tokens, in a folder as models come in; returns its size."""
-    folder.mkdir()
-    made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer = split
-    made.decoder = decoders.ByteLevel()
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=specials, initial_alphabet=alphabet)
-    made.train_from_iterator(["the cat sat on the mat, said the hat", "12 times 34 is 408", "caf\u00e9"] * 4, trainer)
-    made.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "chat_template": "{{ messages[0].content }}"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return made.get_vocab_size()
-
-
 @pytest.mark.parametrize("kind", ["llama", "llama untied", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gguf_file_read_back_has_the_same_weights_and_tokens(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
@@ -167,7 +151,7 @@ def test_a_gguf_file_read_back_has_the_same_weights_and_tokens(tmp_path: Path, k
     digits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     split = pre_tokenizers.ByteLevel(add_prefix_space=False) if kind == "qwen3" else pre_tokenizers.Sequence(digits)
     shape: dict[str, Any] = {
-        "vocab_size": write_small_tokenizer(tmp_path / "source", split) + 5,  # padded, as embeddings often are
+        "vocab_size": write_small_tokenizer(tmp_path / "source", split)[0] + 5,  # padded, as embeddings often are
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
@@ -202,7 +186,7 @@ def test_a_gguf_file_read_back_has_the_same_weights_and_tokens(tmp_path: Path, k
 
 
 def test_rows_of_a_gguf_bias_are_in_the_order_of_its_matrix(tmp_path: Path) -> None:
-    size = write_small_tokenizer(tmp_path / "source", pre_tokenizers.ByteLevel(add_prefix_space=False))
+    size, _ = write_small_tokenizer(tmp_path / "source", pre_tokenizers.ByteLevel(add_prefix_space=False))
     shape: dict[str, Any] = {"vocab_size": size, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     network: Any = LlamaForCausalLM(
         LlamaConfig(**shape, num_hidden_layers=1, num_key_value_heads=2, attention_bias=True)
