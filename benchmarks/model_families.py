@@ -176,7 +176,9 @@ def write_model(family: Family, folder: Path) -> None:
     shape = _SHAPE | {"vocab_size": size + 13, "eos_token_id": ids[end], "tie_word_embeddings": family.is_tied}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family.kind, **(shape | family.options)))
+        network: Any = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(family.kind, **{**shape, **family.options})
+        )
         with torch.no_grad():
             for parameter in network.parameters():  # so that answers depend on everything, also on norms
                 parameter.normal_(0.0, 0.3) if parameter.dim() > 1 else parameter.add_(
