@@ -194,7 +194,7 @@ def _result(runs: Sequence[SwarmRun], rival: str, directory: Path) -> RunResult:
         invariants=tuple(judge(runs).verdicts()),
         rival=swarm_result(runs[1]) if len(runs) > 1 else None,
         rival_kind=rival or "silo",
-        options=_describe(runs[0].options) | {"recipe": config.learner.recipe},
+        options={"seed": runs[0].options.seed, **_describe(runs[0].options), "recipe": config.learner.recipe},
         num_tries=config.evaluation.num_tries,
     )
 

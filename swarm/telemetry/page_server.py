@@ -1,7 +1,8 @@
 """Small HTTP server for read-only pages: /healthz, /metrics, the coordinator's status page.
 
-Invariant: at a loopback address no public name is answered; requests are bounded in size and time, and connections in number: if all places are taken, a new connection
-takes the place of the oldest connection of the subnet that holds most, so a client with few connections is answered.
+Invariant: at a loopback address no public name is answered; requests are bounded in size and time, and connections in
+number: if all places are taken, a new connection takes the place of the oldest connection of the subnet that holds
+most, so a client with few connections is answered.
 The server runs in its own thread: an event loop would accept hundreds of connections before it reads from one.
 """
 
