@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 48_900,
+    "core": 48_920,
     "methods": 7_300,
     "extras": 5_680,
     "operation": 26_300,
     "packages": 96_500,
     "benchmarks": 10_020,
-    "tests": 77_900,
+    "tests": 77_920,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
