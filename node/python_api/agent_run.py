@@ -23,7 +23,8 @@ class AgentRun:
 
     id: str
     base_url: str
-    key: str
+    key: str  # of its calls
+    reward_key: str  # of its reward, not for the agent
 
     @property
     def environment(self) -> dict[str, str]:
@@ -33,7 +34,7 @@ class AgentRun:
     def reward(self, reward: float | Mapping[str, float]) -> JsonDict:
         """Ends the run, with a reward in [0, 1] or several by name; returns its state. Raises as `agent_run`."""
         body = {"reward": reward} if isinstance(reward, int | float) else {"rewards": dict(reward)}
-        return _ask(f"{self.base_url}/episodes/{self.id}/reward", self.key, body)
+        return _ask(f"{self.base_url}/episodes/{self.id}/reward", self.reward_key, body)
 
     def state(self) -> JsonDict:
         """State of the run, and with `not_learned` the `reason`. Raises as `agent_run`."""
@@ -60,7 +61,7 @@ def agent_run(base_url: str, key: str, task: str = "") -> Generator[AgentRun]:
     """
     base_url = base_url.rstrip("/")
     opened = _ask(f"{base_url}/episodes", key, {"task": task} if task else {})
-    yield AgentRun(id=opened["id"], base_url=base_url, key=opened["key"])
+    yield AgentRun(id=opened["id"], base_url=base_url, key=opened["key"], reward_key=opened["reward_key"])
 
 
 def _ask(url: str, key: str, body: JsonDict | None) -> JsonDict:

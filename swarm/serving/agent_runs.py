@@ -32,7 +32,8 @@ MAX_BYTES: Final = 64 * 2**20  # of the calls that are kept for one key
 IDLE_S: Final = 86_400.0  # an open run without a call is over after a day
 LOOK_EVERY_S: Final = 1.0
 MAX_PUTS: Final = 5  # tries at a group that the node does not take
-SESSION_PREFIX: Final = "run-"  # of the keys of single runs
+SESSION_PREFIX: Final = "run-"  # of the key of one run's calls
+REWARD_PREFIX: Final = "reward-"  # of the key of its reward, which its agent cannot know
 SINGLE_RUN_RECIPE: Final = "reinforce_plus_plus"  # whose baseline is the mean of a step: it needs no group
 
 Result = TypeVar("Result")
@@ -92,18 +93,27 @@ class AgentRuns:
 
     # --- for callers ------------------------------------------------------------------------------------
 
-    def of_session(self, key: str) -> RunKey | None:
-        """The run whose own key this is."""
-        return self._sessions.get(_digest(key)) if key.startswith(SESSION_PREFIX) else None
+    def of_session(self, key: str) -> tuple[RunKey, bool] | None:
+        """The run of a key that is of one run alone, and True if it is that of the reward."""
+        is_reward = key.startswith(REWARD_PREFIX)
+        run = self._sessions.get(_digest(_key_of_calls(key) if is_reward else key))
+        return None if run is None else (run, is_reward)
 
-    async def open_session(self, owner: str, name: str, task: str) -> tuple[RunKey, str]:
-        """Begins a run with a key of its own; "" as a name chooses one. Raises RequestRefused."""
-        run, key = RunKey(owner, name or secrets.token_hex(8)), SESSION_PREFIX + secrets.token_urlsafe(24)
+    async def open_session(self, owner: str, name: str, task: str) -> tuple[RunKey, str, str]:
+        """Begins a run with two keys of its own, of its calls and of its reward; "" as a name chooses one.
+
+        An agent that runs code can read the key that it calls with: that key gives no reward.
+
+        Raises:
+            RequestRefused: the name is taken, or the owner's key has too many runs.
+        """
+        run, reward_key = RunKey(owner, name or secrets.token_hex(8)), REWARD_PREFIX + secrets.token_urlsafe(24)
+        key = _key_of_calls(reward_key)
         if await self._in_thread(self._store.find, owner, run.name) is not None:
             raise RequestRefused(f"id: the run {run.name!r} exists; choose another name", "id", 409)
         await self._open(run, task, _digest(key))
         self._sessions[_digest(key)] = run
-        return run, key
+        return run, key, reward_key
 
     async def begin_call(self, run: RunKey, task: str) -> RunRow:
         """The run of a call that is about to be answered; its first call opens it. Raises RequestRefused."""
@@ -264,6 +274,11 @@ class AgentRuns:
 
 def _unknown(run: RunKey) -> RequestRefused:
     return RequestRefused(f"no run {run.name!r} of this key", "id", 404)
+
+
+def _key_of_calls(reward_key: str) -> str:
+    """The key of a run's calls, which follows from that of its reward, and not the other way round."""
+    return SESSION_PREFIX + _digest(reward_key).hex()[:40]
 
 
 def _digest(key: str) -> bytes:

@@ -125,6 +125,7 @@ class Caller:
     owner: str  # name of the key; "" for the main one
     learns: bool
     run: RunKey | None = None  # of a key of a single run
+    may_reward: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,8 +521,8 @@ class OpenAiApp:
         if caller.run is not None:
             raise RequestRefused("no valid key: the key of a run opens no other", status=403)
         asked = await self._read(OpenRun, request)
-        run, key = await runs.open_session(caller.owner, asked.id or "", asked.task or "")
-        return JSONResponse(await runs.state(run) | {"key": key})
+        run, key, reward_key = await runs.open_session(caller.owner, asked.id or "", asked.task or "")
+        return JSONResponse(await runs.state(run) | {"key": key, "reward_key": reward_key})
 
     async def _run_state(self, request: Request) -> Response:
         caller, runs = self._learning(request)
@@ -529,6 +530,8 @@ class OpenAiApp:
 
     async def _reward(self, request: Request) -> Response:
         caller, runs = self._learning(request)
+        if not caller.may_reward:
+            raise RequestRefused("the key of a run's calls gives no reward; use its `reward_key`", status=403)
         asked = await self._read(RewardFields, request)
         return JSONResponse(await runs.reward(self._named_run(request, caller), asked.named))
 
@@ -577,8 +580,10 @@ class OpenAiApp:
     def _caller(self, given: str) -> Caller | None:
         """The caller with this bearer token; None if it is no key."""
         found = [caller for key, caller in self._callers if hmac.compare_digest(given.encode(), key)]
-        run = None if found or self._runs is None else self._runs.of_session(given)
-        return found[0] if found else None if run is None else Caller(run.owner, True, run)
+        if found or self._runs is None or (session := self._runs.of_session(given)) is None:
+            return found[0] if found else None
+        run, may_reward = session
+        return Caller(run.owner, True, run, may_reward)
 
     # --- shared ---------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ def test_an_unchanged_agent_makes_a_group_whose_tokens_are_those_that_were_sampl
         monkeypatch.setenv("OPENAI_API_KEY", opened["key"])
         it.server.engine.texts = [called(arguments='{"a": 1, "b": 2}'), "the sum is 3"]
         assert AGENTS[name]("1 + 2?") == "the sum is 3"
-        status, told = it.reward(opened["id"], {"reward": value}, key=opened["key"])
+        status, told = it.reward(opened["id"], {"reward": value}, key=opened["reward_key"])
         assert status == 200 and told["num_calls"] == 2, told
     assert told["state"] == "closed", told
     it.hand_over()

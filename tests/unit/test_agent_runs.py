@@ -183,18 +183,20 @@ def test_a_key_of_its_own_binds_calls_and_reward_to_one_run(tmp_path: Path) -> N
     with world(tmp_path, "a") as it:
         status, opened = it.server.ask(SESSION, {"task": "t"}, key=ADA)
         assert status == 200 and opened["state"] == "open"
-        key, run = opened["key"], opened["id"]
+        key, reward_key, run = opened["key"], opened["reward_key"], opened["id"]
         it.restart()
         status, _ = it.server.ask("/v1/chat/completions", {"messages": [user("1")]}, key=key)
         assert status == 200
         assert it.server.ask(SESSION, {}, key=key)[0] == 403
         it.call("other", user("1"))
-        assert it.reward("other", {"reward": 1}, key=key)[0] == 404
+        assert it.reward("other", {"reward": 1}, key=reward_key)[0] == 404
+        status, refusal = it.reward(run, {"reward": 1}, key=key)  # its agent would reward itself
+        assert status == 403 and "reward_key" in refusal["error"]["message"]
         assert (
             it.server.ask("/v1/chat/completions", {"messages": [user("1")]}, key=key, headers={"X-Episode": "x"})[0]
             == 403
         )
-        assert it.reward(run, {"reward": 1}, key=key)[1]["num_calls"] == 1
+        assert it.reward(run, {"reward": 1}, key=reward_key)[1]["num_calls"] == 1
         assert it.server.ask("/v1/chat/completions", {"messages": [user("1")]}, key=key)[0] == 409
         assert it.server.ask(SESSION, {"id": run}, key=ADA)[0] == 409
 
@@ -202,7 +204,7 @@ def test_a_key_of_its_own_binds_calls_and_reward_to_one_run(tmp_path: Path) -> N
 def test_nobody_rewards_a_run_of_another_key_or_records_with_a_key_that_does_not_learn(tmp_path: Path) -> None:
     with world(tmp_path, "a") as it:
         it.call("one", user("1"))
-        for key, status in ((BOB, 404), (KEY, 403), ("run-x", 401), (ADA[:-1], 401)):
+        for key, status in ((BOB, 404), (KEY, 403), ("run-x", 401), ("reward-x", 401), (ADA[:-1], 401)):
             assert it.reward("one", {"reward": 1}, key=key)[0] == status
         it.call("one", user("1"), key=BOB)  # a run of its own
         body, headers = {"messages": [user("1")]}, {"X-Episode": "one"}
