@@ -36,7 +36,7 @@ MOST_LINES = {
     "operation": 26_300,
     "packages": 96_500,
     "benchmarks": 10_020,
-    "tests": 77_920,
+    "tests": 77_960,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
