@@ -16,6 +16,7 @@ from swarm.addresses import is_loopback, own_address
 from swarm.clock import SystemClock
 from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
 from swarm.config.generation_config import SHIPPED
+from swarm.environments.first_problem import require_first_problems
 from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.printable import as_argument
@@ -178,6 +179,7 @@ async def _write_new(
     apply_overrides(NodeConfig, data, overrides)
     origin = "manifest with --set" if overrides else "manifest"
     config = parse_config(NodeConfig, data, origin)
+    await asyncio.to_thread(require_first_problems, config.environments)
     await asyncio.to_thread(_require_recipe, config, origin)
     await asyncio.to_thread(within_budget, config)
     if config.model.source != fetched.manifest.model.source:

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -345,6 +346,38 @@ def thread_limits(num_threads: int) -> dict[str, str]:
     """Environment variables that bound the threads of computations in a process and its children."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "GOMAXPROCS")
     return {**dict.fromkeys(names, str(num_threads)), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def run_bounded(entry: str, request: bytes, cpu_s: int, memory_bytes: int) -> bytes:
+    """Runs a function of this package in a process with limits, and returns what it printed (blocking).
+
+    Args:
+        entry: "module:function", called without arguments.
+        request: its standard input.
+        cpu_s: most CPU time.
+        memory_bytes: largest address space.
+
+    Raises:
+        ValueError: the process exceeded a limit or failed; the text says which, as the end of a sentence.
+    """
+    module, _, function = entry.partition(":")
+    limits = {"RLIMIT_CPU": cpu_s, "RLIMIT_AS": memory_bytes, "RLIMIT_CORE": 0}
+    code = (
+        "import contextlib, resource as r\n"
+        f"for name, most in {limits}.items():\n"
+        "    with contextlib.suppress(ValueError, OSError):\n"
+        "        r.setrlimit(getattr(r, name), (most, most))\n"
+        f"import {module} as m; m.{function}()"
+    )
+    command = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(command, input=request, capture_output=True, env=os.environ | thread_limits(1), check=False)
+    if done.returncode in (-signal.SIGKILL, -signal.SIGXCPU):
+        raise ValueError(f"took more than {cpu_s} s of CPU")
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        is_memory = "MemoryError" in said or "memory allocation" in said
+        raise ValueError(f"took more than {memory_bytes >> 20:,} MiB" if is_memory else f"failed: {said:.300}")
+    return done.stdout
 
 
 def stand_back(niceness: int) -> None:

@@ -5,11 +5,13 @@ Invariant: the text of a rollout is always `decode` of its tokens, so that what 
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, wraps
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from swarm.config import ModelConfig
 from swarm.config.generation_config import is_char_model
@@ -18,7 +20,8 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.chat_template import MarkedContents, TemplateArgument, read_chat_template, token_text
 from swarm.model.plain_text import PlainText, inner_encoder
-from swarm.model.source import MAX_JSON_BYTES, resolve_source
+from swarm.model.source import MAX_JSON_BYTES, SMOLLM2, resolve_source
+from swarm.model.tokenizer_trial import require_tried
 from swarm.model.turn_markers import MARKER, OWN_ROLES, TurnMarkers, find_turn_markers
 from swarm.read_files import read_json
 from swarm.types import Digest, Task
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 _NO_TEXT = "\ufffd"  # shown for an id that stands for no text, as for bytes that are no UTF-8
 RENDERER = 1  # version of how messages become tokens here; it enters the digest
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789:=#>+-*? "
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 
 class CharTokenizer:
@@ -86,12 +92,31 @@ class CharTokenizer:
         return [self._ids[char] for char in text]
 
 
+def _panics_named(method: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """Makes a ConfigError of a panic inside of `tokenizers`, such as by a pattern of tokenizer.json without an end.
+
+    The exception is no Exception, so nothing else would catch it.
+    """
+
+    @wraps(method)
+    def named(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made:
+        try:
+            return method(*args, **kwargs)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise ConfigError(f"model: its tokenizer.json cannot be used: {str(error)[:200]}; take another") from None
+
+    return named
+
+
 class HfTokenizer:
     """A fast tokenizer with its chat template, read from a folder in Hugging Face layout.
 
     Uses `tokenizers` directly: about 60 MB and 0.5 s where transformers' classes import torch.
     """
 
+    @_panics_named
     def __init__(self, folder: Path, arguments: Mapping[str, TemplateArgument] | None = None) -> None:
         """`arguments` go to the chat template. Raises ConfigError for an unusable file or argument."""
         self._folder = folder
@@ -118,6 +143,7 @@ class HfTokenizer:
         self._letter_ids: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
         self._letter = str(self._tokenizer.decode(self._letter_ids, skip_special_tokens=False))
 
+    @_panics_named
     def encode_prompt(self, task: Task) -> list[int]:
         """Ids of the chat; a last message of role `assistant` is continued, else a new turn is opened.
 
@@ -131,6 +157,7 @@ class HfTokenizer:
             ids += self._inner(piece) if index % 2 else outside.encode(piece)
         return ids
 
+    @_panics_named
     def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
         """Ids between two turns: markers as the template writes them, contents as plain text.
 
@@ -145,10 +172,12 @@ class HfTokenizer:
                 ids += (self._own_text if piece.role in OWN_ROLES else self._outside_text).encode(piece.text)
         return ids
 
+    @_panics_named
     def encode_response(self, text: str) -> list[int]:
         """Ids of a response, EOS appended; markers like `<|im_end|>` inside the text stay plain text."""
         return [*self._plain_tokenizer.encode(text, add_special_tokens=False).ids, self._eos_id]
 
+    @_panics_named
     def byte_lengths(self, text: str) -> list[int]:
         """UTF-8 bytes of the text that each token stands for, 0 for EOS.
 
@@ -157,6 +186,7 @@ class HfTokenizer:
         spans: list[tuple[int, int]] = self._plain_tokenizer.encode(text, add_special_tokens=False).offsets
         return [*_byte_lengths(text, spans), 0]
 
+    @_panics_named
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of response tokens, with special tokens as text; a last EOS is left out."""
         shown = _without_end(token_ids, self.eos_ids)
@@ -264,10 +294,36 @@ def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokeni
 def tokenizer_of(config: ModelConfig, folder: Path) -> Tokenizer:
     """The tokenizer of a model whose files are in `folder`. Raises ConfigError."""
     if not is_char_model(config.source):
+        if config.source != SMOLLM2:  # whose tokenizer comes with this package's own conversion
+            require_tried(folder, config.template_arguments)
         return HfTokenizer(folder, config.template_arguments)
     if config.template_arguments:
         raise ConfigError(f"model.template_arguments: {config.source!r} has no chat template; leave them out")
     return CharTokenizer()
+
+
+def try_out() -> None:
+    """Encodes texts by the tokenizer that standard input names, and prints "tried"; `require_tried` runs it.
+
+    A tokenizer that cannot be read is left to the caller, who reads it, too.
+
+    Raises:
+        ConfigError: an answer cannot be encoded.
+    """
+    request = json.loads(sys.stdin.buffer.read())
+    try:
+        tokenizer = HfTokenizer(Path(request["folder"]), request["arguments"])
+    except ConfigError:
+        return
+    for unit in ("a", "A", "7", " ", "\n", "=", "ab", "a ", "\u00e9", "\u4e2d"):
+        text = f"{unit * 2000}!"  # a pattern that branches at each of equal characters needs for ever
+        tokenizer.decode(tokenizer.encode_response(text))
+        said = Message(role="user", content=text)
+        with suppress(ConfigError):  # such as a template without system messages, or that cannot append turns
+            for messages in ((said,), (Message(role="system", content=text), said)):
+                tokenizer.encode_prompt(Task(env="tried", task_id=0, messages=messages))
+            tokenizer.encode_observation([said], is_ended=True)
+    sys.stdout.write("tried")
 
 
 def check_turns(tokenizer: Tokenizer, environments: Iterable[Environment]) -> None:

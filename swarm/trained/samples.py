@@ -12,13 +12,14 @@ from typing import Final
 import numpy as np
 
 from swarm.config import NODE_FILE, NodeConfig, load_config
+from swarm.environments.first_problem import require_first_problems
 from swarm.environments.load import build_environments
 from swarm.episode import Message
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.tokenizer import load_tokenizer
 from swarm.trained.newest_groups import Origin, group_of, newest_groups, reading
-from swarm.trained.own_directories import code_of, require_trusted
+from swarm.trained.own_directories import code_of, is_own, require_trusted
 from swarm.types import NodeId, Rollout, ScoredGroup
 
 STORE: Final = "groups.sqlite"
@@ -84,6 +85,8 @@ class SampleReader:
             raise ConfigError(f"{directory}: no {NODE_FILE}, so no node's directory; name the folder that has it")
         config = load_config(NodeConfig, path)
         require_trusted(directory, code_of(config.environments), is_trusted)
+        if not is_trusted and not is_own(directory):
+            require_first_problems(config.environments)
         self._directory = directory
         self._environments = build_environments(config.environments)
         self.tokenizer = load_tokenizer(config.model)

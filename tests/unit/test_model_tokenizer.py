@@ -298,3 +298,40 @@ def test_control_tokens_that_a_prompt_spells_stay_text(folder: Path, role: str) 
 def test_the_tiny_models_tokens_change_only_with_their_version() -> None:
     """Its digest is that of every run with the tiny model: raise RENDERER with a change of what is written."""
     assert (RENDERER, CharTokenizer().digest.hex()[:16]) == (1, "dd4a8ac529c79b30")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SWARM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tried_tokenizers"
+
+
+def test_a_tokenizer_is_tried_once_on_a_machine(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_tokenizer(ModelConfig(source=str(folder)))
+    assert len([*cache.iterdir()]) == 1
+    monkeypatch.setattr("swarm.model.tokenizer_trial.run_bounded", None)
+    load_tokenizer(ModelConfig(source=str(folder)))
+
+
+def test_a_template_without_an_end_is_refused_where_it_is_tried(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "chat_template.jinja").write_text(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    monkeypatch.setattr("swarm.model.tokenizer_trial.CPU_S", 2)
+    with pytest.raises(ConfigError, match="took more than 2 s of CPU"):
+        load_tokenizer(ModelConfig(source=str(folder)))
+    assert not cache.exists()
+
+
+def test_a_pattern_that_panics_is_a_sentence(folder: Path, cache: Path) -> None:
+    data = json.loads((folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a|a|aa)+$"}, "behavior": "Isolated", "invert": False}
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, data["pre_tokenizer"]]}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"cannot be used.*retry-limit"):
+        HfTokenizer(folder).encode_response("a" * 2000 + "!")
+    with pytest.raises(ConfigError, match="a first prompt and answer of some thousand characters failed"):
+        load_tokenizer(ModelConfig(source=str(folder)))
+    assert not cache.exists()

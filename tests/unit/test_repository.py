@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 48_920,
+    "core": 49_120,
     "methods": 7_300,
     "extras": 5_680,
     "operation": 26_300,
-    "packages": 96_500,
+    "packages": 97_000,
     "benchmarks": 10_020,
-    "tests": 77_960,
+    "tests": 78_160,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 

@@ -1,0 +1,26 @@
+"""Parameters within the ceilings of a manifest that ask for any work are refused before this process does any."""
+
+import pytest
+
+from swarm.config import EnvironmentConfig
+from swarm.environments.first_problem import require_first_problems
+from swarm.errors import ConfigError
+
+
+def environment(dataset: str, **params: int) -> EnvironmentConfig:
+    return EnvironmentConfig(name="asked", kind="reasoning_gym", dataset=dataset, params=params)
+
+
+def test_a_question_of_millions_of_characters_is_refused_with_its_parameters() -> None:
+    sides = {"min_rows": 1500, "max_rows": 1500, "min_cols": 1500, "max_cols": 1500}
+    with pytest.raises(
+        ConfigError, match=r"environment asked .*1500.*a question has 4,500,\d+ characters, at most 1,048"
+    ):
+        require_first_problems([environment("largest_island", **sides)])
+
+
+@pytest.mark.sweep
+def test_a_problem_that_takes_for_ever_is_refused_with_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.environments.first_problem.CPU_S", 3)
+    with pytest.raises(ConfigError, match=r"environment asked .*26.*took more than 3 s of CPU"):
+        require_first_problems([environment("tower_of_hanoi", min_disks=26, max_disks=26)])
