@@ -146,9 +146,10 @@ def shown_tasks_note(config: NodeConfig) -> str:
     if not known or {each.kind for each in config.environments} <= known:
         return ""
     what = f"the char tasks {', '.join(KINDS)}" if "char" in known else ", ".join(sorted(known))
+    warm_up = "" if config.warm_up.answers else ", or begin with --warm-up references"
     return (
         f"{config.model.source} was shown only {what}: for another task it serves to try the wiring; to see it learn, "
-        "take --env char:sort; for a task of your own --model smollm2, or begin with --warm-up references"
+        f"take --env char:sort; for a task of your own --model smollm2{warm_up}"
     )
 
 

@@ -25,6 +25,7 @@ FEWEST: Final = 8  # problems, of fewer nothing is concluded
 LEAST_GAIN: Final = 0.05  # of a graded reward, at the lower end of its interval, where success did not rise
 KNOWN: Final = 0.95  # success before, from which on nothing is left to learn
 MOST_LINES: Final = 12  # of environments
+MOST_NAMED: Final = 8  # environments in a line
 MAX_KINDS: Final = 4096  # environments and sets of problems in one log
 
 
@@ -248,7 +249,8 @@ def warm_up_words(events: Iterable[Event]) -> str:
     reports = [event.report for event in events_of(WarmedUp, events)]
     if not reports or not reports[-1].num_steps:
         return ""
-    shown = ", ".join(f"{env} {accuracy:.2f}" for env, accuracy in reports[-1].accuracy.items())
+    found = list(reports[-1].accuracy.items())[:MOST_NAMED]
+    shown = ", ".join(f"{env[:40]} {accuracy:.2f}" for env, accuracy in found)
     of = f"{reports[-1].num_steps} updates on {reports[-1].num_answers} right answers"
     return f"held out without the warm-up ({of}): {shown}; changes count from step 0, after it"
 
