@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from typer import Option
 
+from swarm.cli.waiting import waiting
 from swarm.errors import ConfigError
 
 VIRTUAL_TAKES = ("virtual", "episodes", "outward", "nodes", "rounds", "seed")
@@ -130,7 +131,8 @@ def simulate(
         overrides=tuple(set_ or ()),
         keep_checkpoints=keep_checkpoints,
     )
-    from swarm.simulate.command import compare_recipes, run_command
+    with waiting("loading the packages"):
+        from swarm.simulate.command import compare_recipes, run_command
 
     directory = out or Path("runs") / f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
     rivals = [each for each in compare or () if each in ("silo", "colocated")]

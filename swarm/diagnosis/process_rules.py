@@ -308,6 +308,8 @@ def _ending(snapshot: Snapshot) -> Diagnosed | None:
     error = ends[-1].error if ends else lines[-1]
     where = "failure in events.jsonl" if ends else "the last line of log.txt"
     fix = f"correct what the traceback above that line of the node's log names; then {snapshot.start}"
+    if error.startswith("Unavailable"):  # said in full, without a traceback
+        fix = f"the words above say what did not answer; {snapshot.start} tries again"
     if error.startswith("ConfigError"):
         fix = f"change what it names (keys are in {snapshot.toml}); then {snapshot.start}"
     return Diagnosed(

@@ -40,7 +40,7 @@ from swarm.telemetry.time_left import LONG_S, TimeLeft, duration_words
 from swarm.trained.learning_evidence import EvidenceTally
 from swarm.types import NodeId
 
-PLAIN_EVERY_S = 15.0
+PLAIN_EVERY_S = 9.0
 SHORTER = "--rounds N makes fewer steps, --preset tiny a small model in minutes"
 _RATE_WINDOW_S = 30.0
 WORKING = ("starting", "ready", "learning")  # states in which the worker's own words say more

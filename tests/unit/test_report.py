@@ -333,7 +333,7 @@ def test_progress_without_a_terminal_is_one_line_per_interval(tmp_path: Path):
             live.tick()
     lines = (tmp_path / "out").read_text().splitlines()
     assert lines[0] == "two [nodes]" and len(lines) == 3
-    assert lines[1].startswith("0:15  ada step 3 of 30 age 1.0 local/ext 3/3 reward .30 own .70 other .70 ESS .80")
+    assert lines[1].startswith("0:09  ada step 3 of 30 age 1.0 local/ext 3/3 reward .30 own .70 other .70 ESS .80")
 
 
 def test_progress_on_a_terminal_shows_a_row_per_node():

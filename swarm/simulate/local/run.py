@@ -107,10 +107,15 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
         configs = _listed(configs)
     modules = OF_AGENTS + (OF_WORKERS if any(config.worker == "inline" for config in configs) else ())
     began_s = time.time()
-    async with fork_server(modules, directory / "imports.txt") as forks:
-        coordinator = Process("coordinator", directory / "coordinator", forks)
-        nodes = {config.name: Process(config.name, config.dir, forks) for config in configs}
-        await _run(options, configs, coordinator, nodes, watch, tick)
+    waits = dict.fromkeys((config.name for config in configs), "waits for packages and the coordinator, which start")
+    start = asyncio.create_task(_repeat(lambda: tick(waits)), name="signs of the start")
+    try:
+        async with fork_server(modules, directory / "imports.txt") as forks:
+            coordinator = Process("coordinator", directory / "coordinator", forks)
+            nodes = {config.name: Process(config.name, config.dir, forks) for config in configs}
+            await _run(options, configs, coordinator, nodes, watch, tick, start)
+    finally:
+        start.cancel()
     return read_run(options, directory, began_s)
 
 
@@ -131,12 +136,14 @@ async def _run(
     nodes: dict[str, Process],
     watch: Watch,
     tick: Tick,
+    start: asyncio.Task[None],
 ) -> None:
-    """Starts all processes, watches them to the end, and stops those that still run."""
+    """Starts all processes, cancels `start`, watches them to the end, and stops those that still run."""
     try:
         info = await _start_coordinator(coordinator, configs[0])
         for config in configs:
             await _start_node(nodes[config.name], config, info)
+        start.cancel()
         trainers = {config.name for config in configs if Role.TRAINER in config.roles}
         await _watch(coordinator, nodes, trainers, options, watch, tick)
         await asyncio.sleep(1.2)  # one more status.json of each node (written every second)
@@ -145,6 +152,12 @@ async def _run(
             await asyncio.gather(*(process.stop() for process in nodes.values()))
         finally:  # also where a second signal gives the nodes no time to end by themselves
             await coordinator.stop()
+
+
+async def _repeat(call: Callable[[], None]) -> None:
+    while True:
+        call()
+        await asyncio.sleep(POLL_S)
 
 
 def read_run(options: SimulationOptions, directory: Path, began_at_s: float) -> SwarmRun:
