@@ -21,7 +21,7 @@ from swarm.episode import Actions
 from swarm.errors import ConfigError, RolloutFailed
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.source import positions_of
-from swarm.model.tokenizer import check_turns, text_ids
+from swarm.model.tokenizer import HfTokenizer, check_turns, text_ids
 from swarm.types import Role, Task
 
 MOST_AROUND_CHARS: Final = 60  # of a chat template before a question, and after it
@@ -140,8 +140,18 @@ def task_lines(sampled: SampledEnvironment) -> list[str]:
     return lines
 
 
-def shown_tasks_note(config: NodeConfig) -> str:
-    """A sentence on the tasks that a shipped character model was shown, where others are asked; else ""."""
+def model_notes(config: NodeConfig, tokenizer: Tokenizer | None) -> list[str]:
+    """Sentences on what the model lacks for these tasks: an end token that its template writes, or any knowledge."""
+    found = [shown] if (shown := _shown_tasks_note(config)) else []
+    if isinstance(tokenizer, HfTokenizer) and (end := tokenizer.undeclared_end):
+        found.append(
+            f"the chat template ends an answer with {end!r}, which is no end token of {config.model.source!a}: answers "
+            "run on behind it up to generator.max_new_tokens; add its id to eos_token_id in generation_config.json"
+        )
+    return found
+
+
+def _shown_tasks_note(config: NodeConfig) -> str:
     known = _SHOWN_KINDS.get(config.model.source, frozenset())
     if not known or {each.kind for each in config.environments} <= known:
         return ""

@@ -18,8 +18,8 @@ from node.sampled_tasks import (
     SampledEnvironment,
     doubts,
     is_upside_down,
+    model_notes,
     sample_environments,
-    shown_tasks_note,
     task_lines,
     warm_up_plan,
 )
@@ -138,7 +138,7 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
         lines += [f"         {line}" for line in task_lines(each)]
         lines += [f"note: {doubt}" for doubt in doubts(config, each)]
     lines += [f"warm-up    {line}" for line in warm_up_plan(config, sampled) if config.warm_up.answers]
-    lines += [f"note: {note}" for note in [shown_tasks_note(config)] if note]
+    lines += [f"note: {note}" for note in model_notes(config, tokenizer)]
     lines.append(f"recipe     {recipe_words(config.learner)}")
     lines.append(await asyncio.to_thread(takes_line, with_choice(config, choice)))
     lines.append(f"directory  {config.dir}: Ctrl-C saves and stops, `swarm train {as_argument(config.dir)}` goes on")

@@ -171,7 +171,7 @@ async def _environments(
     settings: "NodeConfig", tokenizer: "Tokenizer | None"
 ) -> "tuple[list[str], list[SampledEnvironment]]":
     """Lines about each environment, and its sampled tasks. Raises ConfigError for one that no node could use."""
-    from node.sampled_tasks import doubts, sample_environments, shown_tasks_note, task_lines, warm_up_plan
+    from node.sampled_tasks import doubts, model_notes, sample_environments, task_lines, warm_up_plan
     from swarm.environments.determinism import examine, require_repeatable
     from swarm.environments.soundness import narrow_tokenizer
 
@@ -188,7 +188,7 @@ async def _environments(
             lines.append(f"  environment {name}: {local.difference}; use it alone only")
         lines += [f"  {line}" for line in task_lines(each)]
         lines += [f"  note: {doubt}" for doubt in doubts(settings, each)]
-    lines += [f"  model: {note}" for note in [shown_tasks_note(settings)] if note]
+    lines += [f"  model: {note}" for note in model_notes(settings, tokenizer)]
     lines += [f"  warm-up: {line}" for line in warm_up_plan(settings, sampled)]
     return lines, sampled
 

@@ -43,7 +43,7 @@ from swarm.learn.fused_head import Head
 from swarm.learn.gradient import Gradient, Measured, score_batch
 from swarm.learn.gradient_checkpointing import checkpoint_layers
 from swarm.learn.layer_noise import LayerNoise
-from swarm.learn.logprobs import check_scores
+from swarm.learn.logprobs import check_head
 from swarm.learn.optimizer import learning_rate
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
@@ -103,7 +103,7 @@ class PolicyLearner:
         self._show, self._show_at_s = show, -math.inf
         self._network = network.eval()
         self._ranks = ranks or OneProcess(next(network.parameters()).device)
-        check_scores(self._network)
+        check_head(self._network)
         self._tokenizer = tokenizer
         self._recipes = recipe if isinstance(recipe, RecipeSet) else RecipeSet(main=recipe)
         self._config = config

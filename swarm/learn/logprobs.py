@@ -43,7 +43,7 @@ def score_tokens(
         return score_hidden(Head.of(network), hidden, packed.targets, packed.temperature, probes, chunk_elements)
 
 
-def check_scores(network: nn.Module) -> None:
+def check_head(network: nn.Module) -> None:
     """Checks that a packed row gets the logits of the network's own forward pass: other log-probs would be wrong.
 
     An attention window counts as 3 tokens for the check, so that a few tokens exceed it.

@@ -196,6 +196,19 @@ class HfTokenizer:
         runs = groupby(shown, self._textless_ids.__contains__)
         return "".join(_NO_TEXT * len([*run]) if is_textless else self._decode([*run]) for is_textless, run in runs)
 
+    @cached_property
+    def undeclared_end(self) -> str:
+        """Control token behind the model's answers in the chat template that is no end token; "" if there is none."""
+        answer = "swarm"
+        turns = [Message(role=role, content=answer) for role in ("user", "assistant", "user")]
+        try:
+            behind = self._template.render_next(turns).split(answer)[2].lstrip()
+        except (ConfigError, IndexError):  # it has no second turn, or leaves out or doubles contents
+            return ""
+        ids: list[int] = self._tokenizer.encode(behind, add_special_tokens=False).ids[:1]
+        is_control = bool(ids) and ids[0] in self._tokenizer.get_added_tokens_decoder()
+        return (self._tokenizer.id_to_token(ids[0]) or "") if is_control and ids[0] not in self.eos_ids else ""
+
     def _decode(self, token_ids: Sequence[int]) -> str:
         # Behind a letter, as some decoders leave out a space in the first place: a token could hide there.
         text = str(self._tokenizer.decode([*self._letter_ids, *token_ids], skip_special_tokens=False))

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.manifest_signing import sign_next
-from node.sampled_tasks import shown_tasks_note
+from node.sampled_tasks import model_notes
 from node.train_options import TrainOptions, resolve
 from swarm.cli.main import app
 from swarm.config import CoordinatorConfig, LearnerConfig, ModelConfig, NodeConfig, load_config, parse_config
@@ -118,7 +118,8 @@ def test_one_rule_gives_the_learning_rate_that_nobody_set(model: dict[str, objec
 def test_a_small_model_says_which_tasks_it_was_shown() -> None:
     def note(source: str, kind: str) -> str:
         section = {"name": "own", "kind": kind, "dataset": "x"}
-        return shown_tasks_note(NodeConfig.model_validate({"model": {"source": source}, "environments": [section]}))
+        config = NodeConfig.model_validate({"model": {"source": source}, "environments": [section]})
+        return "".join(model_notes(config, None))
 
     assert "sort" in note("tiny", "jsonl") and "look_up" in note("tiny-agents", "jsonl")
     assert not note("tiny", "char") and not note("tiny-agents", "look_up") and not note("smollm2", "jsonl")

@@ -270,7 +270,7 @@ def test_a_checkpoint_of_another_lineage_or_model_is_refused(tmp_path: Path) -> 
 def test_an_architecture_with_logits_of_its_own_is_refused(tmp_path: Path) -> None:
     settings = arguments(tmp_path, torch.float32, "grpo")
     settings["network"].config.logits_scaling = 8.0  # said, and not done by a Llama
-    with pytest.raises(ConfigError, match="changes its logits in a way that the learner does not know"):
+    with pytest.raises(ConfigError, match="computes its logits in a way that the learner does not know"):
         PolicyLearner(**settings)
 
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from benchmarks._fused_autograd import fused_logprobs
 from swarm.errors import ConfigError
 from swarm.learn.fused_head import Head
-from swarm.learn.logprobs import check_scores, hidden_states, score_tokens
+from swarm.learn.logprobs import check_head, hidden_states, score_tokens
 from swarm.learn.packing import LEAST_ALIKE, MIN_FILL, pack
 from swarm.objectives.batch import Batch
 from swarm.testing.batches import toy_batch
@@ -339,7 +339,7 @@ def test_a_token_sees_its_window_alone_also_behind_other_responses(kind: str, ba
             found = packed_scores(network, batch, 10_000, share, chunk=5 * VOCAB, most_alike=10_000)
             for a, b in zip(found, expected, strict=True):
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-5)  # rotations and some norms are float32
-    check_scores(network)
+    check_head(network)
     assert network.config.sliding_window == 4
 
 
@@ -347,4 +347,4 @@ def test_a_network_whose_window_the_learner_does_not_know_is_refused() -> None:
     network = tiny_llama()
     network.config.sliding_window = 8  # which a Llama does not have
     with pytest.raises(ConfigError, match="LlamaForCausalLM computes its logits in a way"):
-        check_scores(network)
+        check_head(network)

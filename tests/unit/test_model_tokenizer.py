@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.config import ModelConfig
+from node.sampled_tasks import model_notes
+from swarm.config import ModelConfig, NodeConfig
 from swarm.episode import Message
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
@@ -43,6 +44,19 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 300, "eos_token_id": [257, 256]}))
     return tmp_path
+
+
+def test_an_end_token_of_the_template_alone_is_named(folder: Path) -> None:
+    assert HfTokenizer(folder).undeclared_end == ""
+    for name, entry in (("tokenizer_config.json", {"eos_token": "<|im_start|>"}), ("config.json", {"vocab_size": 300})):
+        (folder / name).write_text(json.dumps(entry))
+    tokenizer = HfTokenizer(folder)
+    assert tokenizer.undeclared_end == "<|im_end|>"
+    config = NodeConfig.model_validate({"model": {"source": str(folder)}})
+    (note,) = model_notes(config, tokenizer)
+    assert "ends an answer with '<|im_end|>', which is no end token" in note
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert HfTokenizer(folder).undeclared_end == ""
 
 
 def test_char_codec_has_47_ids_and_reverses_every_character() -> None:
