@@ -150,11 +150,13 @@ async def test_a_reward_that_teaches_nothing_ends_the_run_with_the_reason(
     letters: Path, body: str, expected: str
 ) -> None:
     lines: list[str] = []
-    with pytest.raises(ConfigError, match=f"(?s){expected}"):
+    with pytest.raises(ConfigError, match=f"(?s){expected}") as ended:
         await train(options_of(letters, reward=reward_file(letters.parent, body)), lines.append)
     if body == "return 0.0":  # the others end before there is a directory
         why = RUN.invoke(app, ["why", str(letters.parent / "run")])
         assert why.exit_code == 1 and "no answer gets any reward" in why.output, why.output
+        offer = f"swarm train {letters.parent / 'run'} --warm-up references"
+        assert offer in why.output and offer in str(ended.value), why.output
 
 
 def test_the_directory_of_another_training_is_not_taken(letters: Path) -> None:

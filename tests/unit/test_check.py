@@ -123,6 +123,7 @@ def test_three_tasks_are_shown_as_the_model_reads_them_with_what_the_reference_i
     assert tight.exit_code == 2 and "3.0 GB is too little for a checkpoint of 1.6 GB" in tight.output
     assert "a version: 269.0 MB in full before compression, as a patch about 1.3 MB" in found.stdout
     assert "measured" not in found.stdout, "no seconds are claimed"
+    assert "warm-up: none; where the model's own answers earn nothing, right ones can be shown first" in found.stdout
 
 
 def test_a_right_answer_that_earns_nothing_or_cannot_be_given_is_noted(tmp_path: Path) -> None:
