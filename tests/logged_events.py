@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast, get_type_hints
 from swarm.clock import ManualClock
 from swarm.events import Event, GroupUse
 from swarm.telemetry import EventLog
-from swarm.types import EdgeReport
+from swarm.types import EdgeReport, WarmUpReport
 
 ADA, BELL = "a" * 64, "b" * 64
 Kind = TypeVar("Kind", bound=Event | GroupUse)
@@ -53,6 +53,8 @@ _VALUES: dict[str, Any] = {
     "ages_steps": (0, 2),
     "edges": (_EDGE,),
     "num_right": (0, 2),
+    "rewards": (0.25, 0.5),
+    "report": WarmUpReport(num_steps=8, num_groups=16, signal_before=0, signal_after=6, accuracy={"sort": 0.25}),
 }
 _SIMPLE: dict[Any, Any] = {float: 0.25, int: 7, str: "text", bool: True, int | None: None}
 
