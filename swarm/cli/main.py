@@ -167,7 +167,8 @@ def doctor(
 
         JoinLink.parse(link)  # a wrong link is refused before the wait
         typer.echo("asking the run's coordinator to dial back; about 20 seconds", err=True)
-        report = asyncio.run(check_network(link, directory))
+        with waiting("waiting for the coordinator and its nodes to dial back", is_quiet=as_json):
+            report = asyncio.run(check_network(link, directory))
         typer.echo(json.dumps(asdict(report)) if as_json else "\n".join(report.lines()))
         raise typer.Exit(1 if report.has_wrong_clock else 0)
     from node.doctor import examine

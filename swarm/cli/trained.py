@@ -127,7 +127,8 @@ def verify(folder: Annotated[Path, Argument(help="Folder that `swarm export` mad
     """Check that every file of an exported model is as its node signed it, and show its origin."""
     from swarm.trained.provenance import verify_export
 
-    found = verify_export(folder)
+    with waiting(f"reading every file of {folder}"):
+        found = verify_export(folder)
     for key, value in (
         ("signed by", found.node_id),
         ("files", f"{len(found.digests)}, all as signed"),
@@ -211,7 +212,8 @@ def samples(
 
     if origin not in ("own", "others", "all"):
         raise ConfigError(f"--from {origin}: expected own, others or all")
-    groups = SampleReader(directory, trust).newest(count, origin, env)
+    with waiting(f"reading the groups of {directory}", is_quiet=as_json):
+        groups = SampleReader(directory, trust).newest(count, origin, env)
     if as_json:
         typer.echo(json.dumps([asdict(group) for group in groups], indent=1))
         return

@@ -10,8 +10,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from node.daemon import Daemon
 from node.status import node_name, problems, read_status, status_rows
 from swarm.cli import main as cli
+from swarm.config import NodeConfig
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import lock_directory
 from swarm.telemetry.warning_log import STATUS_WITHOUT_ROOM
@@ -190,6 +192,25 @@ def test_a_node_that_starts_is_said_to_start(tmp_path: Path) -> None:
     os.close(held)
     with pytest.raises(ConfigError, match="no status"):
         read_status(tmp_path)
+
+
+async def test_the_status_of_the_process_before_is_gone_once_its_node_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trying the environments takes a while, in which the old one would look like a node that hangs."""
+    (tmp_path / "status.json").write_text(json.dumps(status_of()))
+
+    async def start(self: Daemon) -> None:
+        read_status(self.config.dir)
+
+    monkeypatch.setattr(Daemon, "_start_parts", start)
+    with pytest.raises(Unavailable, match=rf"is starting \(pid {os.getpid()}\)"):
+        await Daemon(NodeConfig(dir=tmp_path)).__aenter__()
+
+
+def test_a_paused_node_names_who_reads_from_it() -> None:
+    rows = dict(status_rows(status_of(peers=[TRAINER], readers=[OTHER, TRAINER], paused_since_s=1.0)))
+    assert rows["peers"] == f"{TRAINER}, {OTHER} (reads from this node)"
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "3", '"at_s"', "\x00", '{"at_s": 1.0}'])
