@@ -1,6 +1,7 @@
 """Tools and JSON mode of /v1/chat/completions: what a model's text becomes, and what it is shown."""
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -176,3 +177,33 @@ def test_a_request_that_openai_refuses_is_refused_by_its_field(name: str) -> Non
         status, reply = server.ask("/v1/chat/completions", {"messages": [user("a")], **fields})
         assert status == 400 and message in reply["error"]["message"], reply
         assert reply["error"]["type"] == "invalid_request_error" and reply["error"]["param"]
+
+
+@pytest.mark.sweep
+def test_none_of_20_000_tokens_of_earlier_turns_drifts_though_calls_are_written_anew() -> None:
+    rng = random.Random(0)
+    num_tokens = num_drifted = 0
+    while num_tokens < 20_000:
+        arguments = [
+            json.dumps({"a": rng.random(), "text": "".join(rng.choices('ab "\\\u00e9{}\n', k=8))}) for _ in range(6)
+        ]
+        texts = [rng.choice(["", "So. ", "\n"]) + called(arguments=each) for each in arguments]
+        with ScriptedServer(*texts) as server:
+            messages: list[dict[str, Any]] = [user(f"{rng.random()}")]
+            before: list[int] = []
+            for _ in texts:
+                body = {"messages": messages, "tools": [TOOL], "return_token_ids": True}
+                status, reply = server.ask("/v1/chat/completions", body)
+                assert status == 200
+                prompt = reply["prompt_token_ids"]
+                num_tokens += len(before)
+                num_drifted += sum(one != other for one, other in zip(before, prompt, strict=False))
+                before = [*prompt, *reply["choices"][0]["token_ids"]]
+                message = reply["choices"][0]["message"]
+                for call in message["tool_calls"]:  # as frameworks do
+                    call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=2)
+                results = [
+                    {"role": "tool", "tool_call_id": call["id"], "content": "3"} for call in message["tool_calls"]
+                ]
+                messages += [{k: v for k, v in message.items() if v}, *results]
+    assert num_drifted == 0
