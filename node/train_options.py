@@ -193,7 +193,10 @@ def _environments(options: TrainOptions) -> list[JsonDict]:
         own = dataset.rpartition(":")[2] if ".py:" in dataset else dataset  # a file of the user's: its class
         own = Path(own).stem if kind == "python" else own
         name = "".join(c if c.isalnum() else "_" for c in (own or kind).lower()).strip("_")[:40]
-        files: JsonDict = {"dataset": _absolute(dataset), "exchange": "own"} if kind == "python" else {}
+        names: JsonDict = {"question": options.question, "answer": options.answer}
+        files: JsonDict = (
+            {"dataset": _absolute(dataset), "exchange": "own", "params": names} if kind == "python" else {}
+        )
         found.append({"name": name, "kind": kind, "dataset": _own_file(dataset), **style, **files})
     return found
 

@@ -346,7 +346,7 @@ FORMS: dict[str, tuple[dict[str, Any], object]] = {
         (CallTest(function="f", arguments=[1, [2]], expected=3),),
     ),
     "list of assertions": (
-        {"tests": ["assert f(1) == 2", "assert math.isclose(f(2), g(3))"], "test_setup_code": "x = 1"},
+        {"test_list": ["assert f(1) == 2", "assert math.isclose(f(2), g(3))"], "test_setup_code": "x = 1"},
         Assertions(
             setup="import math\nx = 1",
             tests=("assert f(1) == 2", "assert math.isclose(f(2), g(3))"),
@@ -354,7 +354,7 @@ FORMS: dict[str, tuple[dict[str, Any], object]] = {
         ),
     ),
     "check": (
-        {"tests": "def check(candidate):\n    assert candidate(1)", "entry_point": "f"},
+        {"test": "def check(candidate):\n    assert candidate(1)", "entry_point": "f"},
         Assertions(
             setup="\ndef check(candidate):\n    assert candidate(1)", tests=("check(f)",), functions=frozenset({"f"})
         ),

@@ -26,6 +26,13 @@ from swarm.extras.environments.code import program_in
 MAX_TESTS: Final = 200  # of a record
 _TESTS_CPU_S: Final = 0.8  # of the judge, for the tests of an answer: a value may make them loop
 _AGAIN_S: Final = 0.01
+_FIELDS: Final = (
+    "tests",
+    "test_list",
+    "test",
+    "input_output",
+    "verification_info",
+)  # of own files, MBPP, HumanEval, ...
 _FILE: Final = "<tests>"
 
 
@@ -74,7 +81,7 @@ class PythonEnvironment(RecordEnvironment):
 
     def __init__(self, config: EnvironmentConfig) -> None:
         """Raises ConfigError for a param out of its bounds, and as RecordEnvironment."""
-        self._tests_key = str(config.params.get("tests", "tests"))
+        self._tests_key = str(config.params.get("tests", ""))
         self.program_cpu_s = _number(config, "cpu_s", 2.0, 0.1, 60.0)
         self._memory_bytes = int(_number(config, "memory_mb", 256, 16, 2**20) * 2**20)
         super().__init__(config, f"python{'.'.join(map(str, sys.version_info[:2]))}")
@@ -108,8 +115,8 @@ class _Asked(NamedTuple):
     chat: tuple[Message, ...]
 
 
-def read_tests(record: Mapping[str, Any], key: str = "tests") -> Tests:
-    """The tests in the field `key` of a record.
+def read_tests(record: Mapping[str, Any], key: str = "") -> Tests:
+    """The tests in the field `key` of a record, or without a key in the first one of a usual name (_FIELDS).
 
     Forms: inputs and outputs, as `{"inputs": [...], "outputs": [...]}` or a list of `{"input": ..., "output": ...}`,
     also as JSON text and below "test_cases"; with a "fn_name", arguments and values of that function. Assertions, as a
@@ -119,6 +126,7 @@ def read_tests(record: Mapping[str, Any], key: str = "tests") -> Tests:
     Raises:
         ValueError, KeyError, TypeError, SyntaxError: there are none, more than MAX_TESTS, or none of these forms.
     """
+    key = key or next((name for name in _FIELDS if name in record), _FIELDS[0])
     given = record.get(key)
     if isinstance(given, str) and given.lstrip()[:1] in ("{", "["):
         with suppress(ValueError):
