@@ -110,7 +110,7 @@ def recipe_table(rows: Sequence[RecipeRow]) -> Table:
     for name in ("seeds", "steps", "success", "gain", "to the first"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        seeds = f"{row.seeds[0]}-{row.seeds[-1]}" if len(row.seeds) > 1 else str(row.seeds[0])
+        seeds = "-".join(dict.fromkeys(map(str, (min(row.seeds), max(row.seeds)))))
         gain, difference = row.after - row.before, row.difference
         course = f"{figure(row.before)}{ARROW}{figure(row.after)}"
         table.add_row(
