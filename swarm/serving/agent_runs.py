@@ -202,7 +202,9 @@ class AgentRuns:
         """One round: what is due is closed, and complete groups are handed over. Raises StorageFull, Unavailable."""
         idle = await self._in_thread(self._store.idle, self._clock.now_s() - IDLE_S)
         if idle:
-            await self._in_thread(self._store.refuse, idle, f"no reward came in {IDLE_S:g} s after its last call")
+            await self._in_thread(
+                self._store.refuse, idle, RunState.OPEN, f"no reward came in {IDLE_S:g} s after its last call"
+            )
         await self._in_thread(self._close_groups)
         for closed in await self._in_thread(self._store.closed_groups):
             try:
@@ -236,7 +238,7 @@ class AgentRuns:
         for (_, task), members in self._store.waiting().items():
             old = [row for row in members if self._age_note(row.oldest_step)]
             for row in old:
-                self._store.refuse([row.number], self._age_note(row.oldest_step))
+                self._store.refuse([row.number], RunState.WAITING, self._age_note(row.oldest_step))
             fresh = [row.number for row in members if row not in old]
             if not task:
                 for number in fresh:
@@ -250,7 +252,9 @@ class AgentRuns:
             if len(fresh) > 1 or rules.takes_single_runs:
                 self._store.close_group(fresh, task, self._compute_dtype, now_s)
             else:
-                self._store.refuse(fresh, f"no other run of its task was rewarded within {rules.group_s:g} s")
+                self._store.refuse(
+                    fresh, RunState.WAITING, f"no other run of its task was rewarded within {rules.group_s:g} s"
+                )
 
     def _age_note(self, oldest: int) -> str:
         age, most = self._version().step - oldest, self.rules.max_age_steps

@@ -196,8 +196,12 @@ class RunStore:
         return found
 
     def close_group(self, runs: Sequence[int], task: str, compute_dtype: str, now_s: float) -> None:
-        """Makes a group of runs that wait."""
+        """Makes a group of runs that wait; without effect if one of them does not wait any more."""
         with self._changing():
+            marks = ", ".join("?" * len(runs))
+            query = f"SELECT COUNT(*) FROM runs WHERE state = ? AND number IN ({marks})"
+            if self._rows(query, (RunState.WAITING, *runs))[0][0] != len(runs):
+                return  # another thread was first
             values = (task, now_s, compute_dtype)
             cursor = self._connection.execute(
                 "INSERT INTO groups (task, closed_s, compute_dtype) VALUES (?, ?, ?)", values
@@ -207,12 +211,13 @@ class RunStore:
                     "UPDATE runs SET state = ?, in_group = ? WHERE number = ?", (RunState.CLOSED, cursor.lastrowid, run)
                 )
 
-    def refuse(self, runs: Sequence[int], note: str) -> None:
-        """Ends runs that are not learned from, and drops their calls."""
+    def refuse(self, runs: Sequence[int], state: RunState, note: str) -> None:
+        """Ends those of the runs that are in this state, not to be learned from, and drops their calls."""
         with self._changing():
             for run in runs:
-                self._do("UPDATE runs SET state = ?, note = ? WHERE number = ?", (RunState.REFUSED, note, run))
-                self._drop_calls(run)
+                values = (RunState.REFUSED, note, run, state)
+                if self._do("UPDATE runs SET state = ?, note = ? WHERE number = ? AND state = ?", values):
+                    self._drop_calls(run)
 
     def closed_groups(self) -> list[ClosedGroup]:
         """Groups that are complete and not handed over, oldest first."""

@@ -15,7 +15,7 @@ from swarm.model.conversations import conversation_ids
 from swarm.objectives.draw_batch import make_batch
 from swarm.serving import agent_runs
 from swarm.serving.agent_runs import RunKey
-from swarm.serving.run_store import RunStore
+from swarm.serving.run_store import RunState, RunStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ScriptedVerifier
 from swarm.testing.nodes import make_agent, make_context
@@ -292,3 +292,16 @@ def test_a_damaged_file_of_runs_is_moved_aside(tmp_path: Path) -> None:
     store = RunStore(path, 0.0)
     assert store.moved_aside is not None and store.sessions() == {} and path.stat().st_mode & 0o777 == 0o600
     store.close()
+
+
+def test_a_group_is_closed_once_though_several_threads_see_that_it_is_complete(tmp_path: Path) -> None:
+    with world(tmp_path, "a") as it:
+        for run in ("one", "two"):
+            it.call(run, user("1"))
+            it.store.reward(it.store.find("ada", run).number, {"outcome": 1.0}, 3, "", it.clock.now_s())  # type: ignore[union-attr]
+        (members,) = it.store.waiting().values()
+        for _ in range(2):  # as two threads that read before either wrote
+            it.store.close_group([row.number for row in members], "t", "float32", it.clock.now_s())
+        it.store.refuse([members[0].number], RunState.WAITING, "too late")
+        (closed,) = it.store.closed_groups()
+        assert len(it.store.runs_of(closed.number)) == 2
