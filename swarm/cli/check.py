@@ -63,11 +63,11 @@ def check(
         typer.echo(_resolved(CoordinatorConfig if is_run else NodeConfig, config, set_ or []), nl=False)
         return
     settings = load_config(CoordinatorConfig, config, set_).node if is_run else load_config(NodeConfig, config, set_)
+    if is_run:  # a manifest names no code, whoever made the file
+        manifest_of(settings, settings.run_id, "", 0.0)
     require_trusted(config.parent, code_of_node(settings), trust, set_ or ())
     recipes = recipes_of(settings)
     _say_packages(settings)
-    if is_run:
-        manifest_of(settings, settings.run_id, "", 0.0)
     tokenizer = _tokenizer(settings, is_run)
     with waiting("building the environments and scoring some answers"):
         lines, sampled = asyncio.run(_environments(settings, tokenizer))

@@ -118,10 +118,10 @@ def test_check_refuses_it_for_exchange_and_says_so_for_local_use(tmp_path: Path)
     environment = local(tmp_path, *DIFFERENT["clock"][:2])
     path = tmp_path / "node.toml"
     path.write_text(f'[[environments]]\nname = "x"\nkind = "plugin"\ndataset = "{environment.dataset}"\n')
-    refused = CliRunner().invoke(app, ["check", "--config", str(path)], env={"COLUMNS": "400"})
+    refused = CliRunner().invoke(app, ["check", "--trust", "--config", str(path)], env={"COLUMNS": "400"})
     assert refused.exit_code != 0 and "differs between two processes" in str(refused.exception) + refused.output
     alone = CliRunner().invoke(
-        app, ["check", "--config", str(path), "--set", "directory.kind=none"], env={"COLUMNS": "300"}
+        app, ["check", "--trust", "--config", str(path), "--set", "directory.kind=none"], env={"COLUMNS": "300"}
     )
     assert alone.exit_code == 0 and "environment x: episode 0 of task 0 differs" in alone.output
 
