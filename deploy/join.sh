@@ -3,8 +3,7 @@
 set -eu
 name="$1"
 shift
-exec /opt/swarm/bin/swarm join "$(cat /var/lib/swarm/link/link)" \
-  --dir /var/lib/swarm/state \
+exec /opt/swarm/bin/swarm join "$(cat /var/lib/swarm/link/link)" /var/lib/swarm/state \
   --set "name=${name}" \
   --set exchange.listen=0.0.0.0:7700 \
   --set "exchange.advertise=${name}:7700" \

@@ -101,6 +101,7 @@ def evaluate(
         environments = _chosen(settings.environments, env or [])
         require_trusted(path.parent, code_of(environments), trust)
     else:
+        load_target(target, step)  # what it lacks comes first: a directory, or checkpoints
         raise ConfigError(f"{target} is no node: say on what to evaluate it, --config node.toml or --data FILE.jsonl")
     with waiting(f"loading the model of {target}", is_quiet=as_json):
         model = load_target(target, step)

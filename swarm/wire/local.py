@@ -126,9 +126,9 @@ def evaluations_to_json(evaluations: Sequence[Evaluation]) -> bytes:
 
 def evaluations_from_json(data: bytes) -> list[Evaluation]:
     """The evaluations in the JSON of `evaluations_to_json`."""
+    found: list[dict[str, Any]] = json.loads(data)
     return [
-        Evaluation(**{**fields, "num_right": tuple(fields["num_right"]), "rewards": tuple(fields["rewards"])})
-        for fields in json.loads(data)
+        Evaluation(num_right=tuple(each.pop("num_right")), rewards=tuple(each.pop("rewards")), **each) for each in found
     ]
 
 

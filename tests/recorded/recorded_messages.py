@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from swarm import __version__
-from swarm.config import EnvironmentConfig, ModelConfig, NodeConfig
+from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, NodeConfig
 from swarm.identity import DOMAIN_MANIFEST
 from swarm.testing.builders import make_advert, make_group, make_identity
 from swarm.types import (
@@ -121,7 +121,9 @@ def _open_run_manifest(data: bytes) -> RunManifest:
 
 def _node() -> NodeConfig:
     env = EnvironmentConfig(name="reverse", kind="char", dataset="reverse")
-    return NodeConfig(dir=Path("node"), run_id="recorded", model=ModelConfig(source="tiny"), environments=(env,))
+    learner = LearnerConfig(learning_rate=1e-5)  # the default of that release
+    tiny = ModelConfig(source="tiny")
+    return NodeConfig(dir=Path("node"), run_id="recorded", model=tiny, learner=learner, environments=(env,))
 
 
 MESSAGES: dict[str, Recorded] = {

@@ -198,7 +198,7 @@ def test_swarm_check_refuses_it_too(take_away: Take, quiz: EnvironmentConfig, tm
     path = tmp_path / "node.toml"
     write_toml(node(quiz, **ELSEWHERE).model_dump(mode="json"), path)
     with pytest.raises(ConfigError, match=r"environments quiz \(function\): .*Confinement needs Linux"):
-        check(path)
+        check(None, path, trust=True)
 
 
 async def test_without_confinement_scoring_goes_on_where_it_is_allowed_and_a_warning_says_so_once(

@@ -87,7 +87,7 @@ def test_check_shows_how_many_turns_an_environment_has(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(
         f'[[environments]]\nname = "walk"\nkind = "plugin"\ndataset = "{walk(tmp_path).dataset}"\n'
     )
-    shown = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "node.toml")], env={"COLUMNS": "300"})
+    shown = CliRunner().invoke(app, ["check", "--trust", str(tmp_path)], env={"COLUMNS": "300"})
     assert "environment walk: replayable, at most 6 turns (max_turns)" in shown.output, shown.exception
 
 

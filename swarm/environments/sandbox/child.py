@@ -32,7 +32,7 @@ from swarm.environments.sandbox.confine import (
     python_places,
 )
 from swarm.environments.sandbox.confinement_check import FIX, file_outside, missing_limits, refusals
-from swarm.environments.sandbox.frames import read_frame, write_frame
+from swarm.environments.sandbox.plain_values import read_frame, write_frame
 from swarm.environments.sandbox.programs import take_cpu_s, use_host
 from swarm.episode import outcome_to_json
 from swarm.errors import ConfigError, described

@@ -1,13 +1,16 @@
-"""Plain Python values as JSON, between a program and the tests that call its functions.
+"""Frames between the processes of the sandbox, and plain Python values in them as JSON.
 
-Invariant: decoding builds values of the types below and of no others, whatever the text says: None, bool, int, float,
-complex, str, bytes, list, tuple, set, frozenset, dict.
+Invariant: a length is compared with its bound before anything of that size is allocated. Decoding builds values of the
+types below and of no others, whatever the text says: None, bool, int, float, complex, str, bytes, list, tuple, set,
+frozenset, dict.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
+MAX_FRAME_BYTES: Final = 64 * 2**20  # four bytes of length, then the content
 MAX_DEPTH: Final = 64
 _COLLECTIONS: Final = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
@@ -59,3 +62,29 @@ def _plain(data: Any, depth: int) -> Any:
     if name == "dict":
         return {_plain(key, depth + 1): _plain(item, depth + 1) for key, item in content}
     return _COLLECTIONS[name](_plain(item, depth + 1) for item in content)
+
+
+def read_frame(source: int, most_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """Reads a frame from a file descriptor; b"" at end of file. Exits if the frame is longer than `most_bytes`."""
+    size = int.from_bytes(_read_exactly(source, 4))
+    if size > most_bytes:
+        raise SystemExit(3)
+    return _read_exactly(source, size)
+
+
+def write_frame(sink: int, frame: bytes) -> None:
+    """Writes a frame to a file descriptor. Raises OSError."""
+    data = memoryview(len(frame).to_bytes(4) + frame)
+    while data:
+        data = data[os.write(sink, data) :]
+
+
+def _read_exactly(source: int, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size > 0:
+        part = os.read(source, min(size, 2**20))
+        if not part:
+            return b""
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -38,8 +38,7 @@ from swarm.environments.sandbox.confine import (
     limit_scoring,
 )
 from swarm.environments.sandbox.confinement_check import file_outside, refusals
-from swarm.environments.sandbox.frames import read_frame, write_frame
-from swarm.environments.sandbox.plain_values import decode, encode
+from swarm.environments.sandbox.plain_values import decode, encode, read_frame, write_frame
 
 MAX_OUTPUT_BYTES: Final = 2**20  # that a program prints, or of a value that a function returns
 HANG_S: Final = 5.0  # without CPU time: a busy machine gives some within it

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
-from swarm.environments.sandbox.frames import read_frame, write_frame
-from swarm.environments.sandbox.plain_values import decode, encode
+from swarm.environments.sandbox.plain_values import decode, encode, read_frame, write_frame
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
