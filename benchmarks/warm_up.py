@@ -59,17 +59,8 @@ def run(options: argparse.Namespace, task: str, seed: int, is_warmed: bool, fold
     """Trains once, in a process of its own; returns its row of the table."""
     data, directory = folder / f"{task}.jsonl", folder / f"{task}-{seed}-{'warm' if is_warmed else 'cold'}"
     write_records(task, data)
-    command = [
-        sys.executable,
-        "-m",
-        "swarm.cli.main",
-        "train",
-        str(directory),
-        "-m",
-        options.model,
-        "--data",
-        str(data),
-    ]
+    command = [sys.executable, "-m", "swarm.cli.main", "train", str(directory), "-m", options.model]
+    command += ["--data", str(data)]
     command += ["--steps", str(options.steps), "--set", f"seed={seed}", "--set", "evaluation.num_problems=64"]
     command += ["--warm-up", "references"] if is_warmed else []
     began_s = time.monotonic()
@@ -99,20 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args(arguments)
-    titles = (
-        "task",
-        "seed",
-        "",
-        "model alone",
-        "updates, signal",
-        "before -> after",
-        "gain",
-        "",
-        "steps",
-        "time",
-        "end",
-    )
-    print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
+    print(HEADER)
     with tempfile.TemporaryDirectory(prefix="swarm-warm-up-") as folder:
         for task in options.tasks:
             for is_warmed in (False, True):

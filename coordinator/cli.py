@@ -1,20 +1,18 @@
 """The command line `swarm-coordinator`."""
 
 import asyncio
-import math
 import time
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from swarm.config import CoordinatorConfig, config_file, load_config
+from swarm.command_line import DirectoryCommand, load_in_place, waiting
+from swarm.config import CoordinatorConfig
 from swarm.process import errors_explained, is_running, silence_grpc
 
 DIRECTORY: Final = "swarm-coordinator"
 GRACE_S: Final = 20.0  # for one that was started beside this command, and still loads its packages
-FIRST_S: Final = 1.0
-SAY_EVERY_S: Final = 5.0
 LOOK_S: Final = 0.2
 
 Directory = Annotated[
@@ -49,30 +47,18 @@ def start(
         asyncio.run(run_coordinator(settings))
 
 
-@app.command()
-def link(
-    directory: Annotated[
-        Path | None,
-        typer.Argument(help="Directory of the coordinator. Default: swarm-coordinator.", show_default=False),
-    ] = None,
-    dir: Annotated[Path | None, typer.Option("--dir", help="The same as the argument.", show_default=False)] = None,
-) -> None:
+@app.command(cls=DirectoryCommand)
+def link(directory: Directory = None) -> None:
     """Print the join link of the coordinator that runs in a directory; wait for one that starts."""
     from coordinator.daemon import INFO, read_info
 
-    where = directory or dir or Path(DIRECTORY)
+    where, began_s = directory or Path(DIRECTORY), time.monotonic()
     with errors_explained():
-        began_s, said_s = time.monotonic(), -math.inf
-        while not (where / INFO).exists():
-            now_s = time.monotonic()
-            is_up = is_running(where)
-            if not is_up and now_s - began_s >= GRACE_S:
-                break
-            if now_s - began_s >= FIRST_S and now_s - said_s >= SAY_EVERY_S:
-                said_s = now_s
-                state = "the coordinator is starting" if is_up else f"no coordinator yet; looking for {GRACE_S:.0f} s"
-                typer.echo(f"{where}: {state}, {now_s - began_s:.0f} s", err=True)
-            time.sleep(LOOK_S)
+        with waiting(f"{where}: no coordinator yet; looking for {GRACE_S:.0f} s") as wait:
+            while not (where / INFO).exists() and (is_running(where) or time.monotonic() - began_s < GRACE_S):
+                if is_running(where):
+                    wait.now(f"{where}: the coordinator is starting")
+                time.sleep(LOOK_S)
         typer.echo(read_info(where)["link"])
 
 
@@ -118,12 +104,7 @@ def rotate(
 
 
 def _settings(directory: Path | None, config: Path | None, overrides: list[str] | None = None) -> CoordinatorConfig:
-    """The configuration that a directory or --config names; without a `dir` of its own it is in that place."""
-    path = config_file(directory, config, DIRECTORY)
-    settings = load_config(CoordinatorConfig, path, overrides)
-    if config is None and "dir" not in settings.model_fields_set:
-        return settings.model_copy(update={"dir": path.parent})
-    return settings
+    return load_in_place(CoordinatorConfig, directory, config, overrides or [], DIRECTORY)[0]
 
 
 def main() -> None:

@@ -6,10 +6,12 @@ from typing import Annotated, Final
 
 import typer
 
-from swarm.config import NodeConfig, config_file, load_config
+from swarm.command_line import DirectoryCommand, DirectoryLastCommand, load_in_place
+from swarm.config import NodeConfig
 from swarm.process import errors_explained, silence_grpc
 
 KEY: Final = "identity.key"
+DIRECTORY: Final = "swarm-node"
 
 Directory = Annotated[
     Path | None, typer.Argument(help="Directory of the node. Default: swarm-node.", show_default=False)
@@ -17,7 +19,6 @@ Directory = Annotated[
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="A node.toml elsewhere, in place of the directory.")
 ]
-SameDirectory = Annotated[Path | None, typer.Option("--dir", help="The same as the argument.", show_default=False)]
 
 app = typer.Typer(help="Run one node of a swarm.", no_args_is_help=True, add_completion=False)
 
@@ -27,11 +28,10 @@ def _group() -> None:
     """Run one node of a swarm."""
 
 
-@app.command()
+@app.command(cls=DirectoryCommand)
 def start(
     directory: Directory = None,
     config: Config = None,
-    dir: SameDirectory = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override one key: --set replay.max_age_steps=2. Repeatable.")
     ] = None,
@@ -45,26 +45,18 @@ def start(
     from swarm.telemetry import setup_logging
 
     with errors_explained():
-        settings = _settings(directory or dir, config, set_ or [])
+        settings = _settings(directory, config, set_ or [])
         setup_logging(settings.telemetry.log_level, settings.telemetry.log_format, settings.shown_name)
         asyncio.run(run_daemon(settings))
 
 
 def _settings(directory: Path | None, config: Path | None, overrides: list[str]) -> NodeConfig:
-    """Configuration of the node that a directory or --config names; without a `dir` of its own it is in that place."""
-    path = config_file(directory, config)
-    settings = load_config(NodeConfig, path, overrides)
-    if config is None and "dir" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"dir": path.parent})
-    return _where_its_key_is(settings, path, overrides)
+    """Configuration of the node that a directory or --config names.
 
-
-def _where_its_key_is(settings: NodeConfig, path: Path, overrides: list[str]) -> NodeConfig:
-    """The settings with the directory of node.toml as `dir`, if that directory has the node's key and `dir` has none.
-
-    `swarm join` writes `dir` as it was typed: from another working directory it would begin a new node. A `dir` set by
-    --set stays.
+    Its `dir` is the directory of node.toml if that one has the node's key and `dir` has none: `swarm join` writes `dir`
+    as it was typed, and from another working directory it would begin a new node. A `dir` set by --set stays.
     """
+    settings, path = load_in_place(NodeConfig, directory, config, overrides, DIRECTORY)
     is_set = any(each.partition("=")[0].strip() == "dir" for each in overrides)
     if is_set or (settings.dir / KEY).exists() or not (path.parent / KEY).exists():
         return settings
@@ -72,24 +64,20 @@ def _where_its_key_is(settings: NodeConfig, path: Path, overrides: list[str]) ->
     return settings.model_copy(update={"dir": path.parent})
 
 
-@app.command("id")
-def show_id(
-    directory: Directory = None,
-    dir: SameDirectory = None,
-) -> None:
+@app.command("id", cls=DirectoryCommand)
+def show_id(directory: Directory = None) -> None:
     """Print this node's id, by which a member invites it; its key is made on first use."""
     from swarm.process import load_or_create_identity
 
     with errors_explained():
-        typer.echo(load_or_create_identity((directory or dir or Path("swarm-node")) / KEY).node_id)
+        typer.echo(load_or_create_identity((directory or Path(DIRECTORY)) / KEY).node_id)
 
 
-@app.command()
+@app.command(cls=DirectoryLastCommand)
 def invite(
     node_id: Annotated[str, typer.Argument(help="Id of the invited node, as its `swarm-node id` prints it.")],
     directory: Directory = None,
     config: Config = None,
-    dir: SameDirectory = None,
     days: Annotated[float, typer.Option(min=0.01, max=400, help="How long the invitation is good.")] = 30.0,
 ) -> None:
     """Invite a node into the run: prints a text for `swarm join LINK --invitation TEXT`.
@@ -104,7 +92,7 @@ def invite(
     from swarm.wire.held_manifest import load_held, with_held
 
     with errors_explained():
-        settings = _settings(directory or dir, config, [])
+        settings = _settings(directory, config, [])
         settings = with_held(settings, load_held(settings.dir, settings.run_id))
         identity = Identity.load(settings.dir / KEY)
         if identity.node_id not in settings.entry.members:

@@ -5,7 +5,6 @@ be resumed, evaluated, exported, or take part in a run later. A run that cannot 
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final
@@ -25,6 +24,7 @@ from node.sampled_tasks import (
 )
 from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
+from swarm.command_line import waiting
 from swarm.config import NODE_FILE, NodeConfig
 from swarm.errors import ConfigError
 from swarm.events import Event
@@ -39,7 +39,6 @@ from swarm.trained.samples import STORE
 from swarm.wire.run_manifest import write_node_toml
 
 LOOK_S: Final = 1.0  # the worker tells its activity as often
-QUIET_S: Final = 8.0  # a look every second comes on top; longer looks like a hang
 
 
 async def prepare(options: TrainOptions, say: Callable[[str], None]) -> NodeConfig:
@@ -89,9 +88,10 @@ async def train(
     set_up_logging("WARNING", "console", options.directory.name)
     looking = "looking at the questions, the reward and this machine"
     say(looking)
-    config = await _with_signs(prepare(options, say), looking, say)
+    with waiting(looking, say=say):
+        config = await prepare(options, say)
     set_up_logging(config.telemetry.log_level, config.telemetry.log_format, config.shown_name)
-    watch = TrainingWatch(config, say, is_patient, QUIET_S)
+    watch = TrainingWatch(config, say, is_patient)
     watch.remember(await asyncio.to_thread(read_events, config.dir / "events.jsonl"))
 
     def see(event: Event) -> None:
@@ -150,18 +150,6 @@ def _has_changed(config: NodeConfig, sampled: SampledEnvironment) -> bool:
     path = config.dir / STORE
     newest = newest_groups(path, 1, "own", {sampled.section.name}) if path.exists() else []
     return any(scored.group.verifier != sampled.verifier for scored in newest)
-
-
-async def _with_signs(work: Coroutine[Any, Any, NodeConfig], what: str, say: Callable[[str], None]) -> NodeConfig:
-    """Awaits work; writes a line with the seconds so far whenever `QUIET_S` have passed."""
-    task, began_s = asyncio.ensure_future(work), time.monotonic()
-    try:
-        while not (await asyncio.wait({task}, timeout=QUIET_S))[0]:
-            say(f"{what}, {time.monotonic() - began_s:.0f} s")
-        return task.result()
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def _run(config: NodeConfig, watch: TrainingWatch, see: Callable[[Event], None], others: LocalNodes) -> None:

@@ -42,7 +42,7 @@ class TrainingWatch:
     config: NodeConfig
     say: Callable[[str], None]
     is_patient: bool
-    quiet_s: float = 30.0  # after which a line says what is done
+    quiet_s: float = 8.0  # after which a line says what is done; a look every second comes on top
     step: int = 0
     is_hopeless: bool = False
     ends: asyncio.Event = field(default_factory=asyncio.Event)

@@ -169,10 +169,7 @@ def _number(value: Any, least: float = -math.inf, most: float = math.inf) -> flo
     return float(value)
 
 
-_TOLD: Final = (
-    ("<tool_call>", "</tool_call>"),
-    ("```", "```"),
-)  # what an environment reads of a turn, where it has some
+_TOLD: Final = (("<tool_call>", "</tool_call>"), ("```", "```"))  # what an environment reads of a turn with such parts
 
 
 def untold_share(actions: Actions, transitions: Sequence[Transition] = ()) -> float:

@@ -17,7 +17,7 @@ from typer import Option
 
 from swarm.cli.shared_options import RewardWeight, Trust, parse_weights
 from swarm.cli.trained import Device, Step, Target, console, hide_progress_bars, plain
-from swarm.cli.waiting import waiting
+from swarm.command_line import waiting
 from swarm.config import (
     NODE_FILE,
     CoordinatorConfig,

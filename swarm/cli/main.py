@@ -20,7 +20,6 @@ from typer.core import TyperGroup
 from swarm import __version__
 from swarm.cli.bench import bench
 from swarm.cli.check import check
-from swarm.cli.directory_command import DirectoryCommand, DirectoryLastCommand
 from swarm.cli.eval_command import evaluate
 from swarm.cli.pause import pause, resume
 from swarm.cli.plan import plan_command
@@ -31,8 +30,8 @@ from swarm.cli.shared_options import MaxDisk, MaxUpload, Threads, Trust, machine
 from swarm.cli.simulate import simulate
 from swarm.cli.train import train
 from swarm.cli.trained import chat, export, samples, verify
-from swarm.cli.waiting import waiting
 from swarm.cli.why import why
+from swarm.command_line import DirectoryCommand, DirectoryLastCommand, waiting
 from swarm.config import config_file
 from swarm.process import errors_explained, silence_grpc
 from swarm.types import Role

@@ -15,7 +15,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from swarm.cli.shared_options import Trust
-from swarm.cli.waiting import waiting
+from swarm.command_line import waiting
 from swarm.errors import ConfigError
 from swarm.printable import printable
 

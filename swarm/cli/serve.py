@@ -10,7 +10,7 @@ from typer import Option
 
 from swarm.cli.shared_options import Trust
 from swarm.cli.trained import Device, Step, Target
-from swarm.cli.waiting import waiting
+from swarm.command_line import waiting
 from swarm.errors import ConfigError
 from swarm.plugins import load_extra
 from swarm.process import wait_for_signal

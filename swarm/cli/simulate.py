@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from typer import Option
 
-from swarm.cli.waiting import waiting
+from swarm.command_line import waiting
 from swarm.errors import ConfigError
 
 VIRTUAL_TAKES = ("virtual", "episodes", "outward", "nodes", "rounds", "seed")

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from swarm.cli.shared_options import MaxDisk, MaxUpload, RewardWeight, Threads, Trust, machine_overrides, parse_weights
-from swarm.cli.waiting import waiting
+from swarm.command_line import waiting
 
 
 def train(

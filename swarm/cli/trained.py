@@ -12,7 +12,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from swarm.cli.shared_options import Trust
-from swarm.cli.waiting import Waiting, waiting
+from swarm.command_line import Waiting, waiting
 from swarm.config import NODE_FILE
 from swarm.errors import ConfigError
 from swarm.printable import printable

@@ -31,7 +31,6 @@ _KINDS: Final[Mapping[str, str]] = {
     "look_up": "swarm.environments.look_up:LookUpEnvironment",
     "reasoning_gym": "swarm.environments.reasoning_gym:ReasoningGymEnvironment",
 }
-SINGLE_ANSWERS: Final = ("reasoning_gym", "jsonl", "char", "function", "python")  # kinds whose episodes have one action
 SIGNALS: Final = ("turn_rewards", "state_keys", "tool_calls", "reward_parts")
 """Signals that an environment may give besides the outcome (its attribute `signals`): a reward for each turn, a key of
 each state, calls of tools, several named rewards."""

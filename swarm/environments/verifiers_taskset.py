@@ -25,12 +25,8 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Episode
 from swarm.plugins import code_version
 
-_RUNTIME_HOOKS: Final = (
-    "setup",
-    "finalize",
-    "stage_verifier",
-    "runtime_env",
-)  # of a task: they work on a machine that we do not have
+# Of a task: they work on a machine that we do not have.
+_RUNTIME_HOOKS: Final = ("setup", "finalize", "stage_verifier", "runtime_env")
 
 
 class TasksetEnvironment(NumberedEnvironment):

@@ -5,6 +5,7 @@ Shape letters: B rows, S tokens of a row, n trained tokens, H hidden size.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from swarm.errors import ConfigError
 from swarm.learn.fused_head import CHUNK_ELEMENTS, Head, Scores, score_hidden
-from swarm.learn.packing import PackedRows
+from swarm.learn.packing import PackedRows, pack
+from swarm.objectives.batch import weighted_rows
 from swarm.objectives.part import Probe
 
 _CHECKED_WINDOW: Final = 3
@@ -110,20 +112,7 @@ def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _two_responses(ids: Tensor) -> PackedRows:
     """One row of the prompt ids[:4] with the responses ids[4:8] and ids[8:]."""
-
-    def of(*values: int) -> Tensor:
-        return torch.tensor(values, device=ids.device)
-
-    return PackedRows(
-        token_ids=torch.cat([ids[:7], ids[8:11]])[None],
-        position_ids=of(0, 1, 2, 3, 4, 5, 6, 4, 5, 6)[None],
-        segment_ids=of(0, 0, 0, 0, 1, 1, 1, 2, 2, 2)[None],
-        prompt_ids=of(*[0] * 10)[None],
-        rows=of(*[0] * 8),
-        columns=of(3, 4, 5, 6, 3, 7, 8, 9),
-        targets=ids[4:],
-        temperature=torch.ones(8, device=ids.device),
-        rollouts=of(0, 0, 0, 0, 1, 1, 1, 1),
-        positions=of(0, 1, 2, 3, 0, 1, 2, 3),
-        members=(0, 1),
-    )
+    responses = ids[4:].view(2, 4)
+    rows = weighted_rows(responses, responses >= 0, torch.zeros_like(responses).float(), [ids[:4].tolist()] * 2)
+    (packed,) = pack(replace(rows, group_index=torch.zeros_like(rows.group_index)), token_budget=10)
+    return packed

@@ -102,9 +102,7 @@ class Worker:
     on_progress: OnProgress = ignore_progress
     show: Show = lambda episodes: None
     keep_best: KeepBest | None = None  # keeps the best version for export
-    serve_runs: Callable[[], Coroutine[Any, Any, None]] | None = (
-        None  # hands over runs of agents that the policy was served to
-    )
+    serve_runs: Callable[[], Coroutine[Any, Any, None]] | None = None  # hands over runs of agents
     close: Callable[[], None] = lambda: None  # ends the processes of the engine
     saves_when_stopped: bool = False  # a cancelled learner ends its step and saves; False: it ends as by a kill
     saved_step: int = 0  # of the newest checkpoint

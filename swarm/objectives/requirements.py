@@ -6,7 +6,7 @@ Invariant: every `Requirement` has an entry in `_FIXES` that names the gap and t
 from collections.abc import Collection
 
 from swarm.config import EnvironmentConfig, NodeConfig
-from swarm.environments.load import SINGLE_ANSWERS, build_environment, signals_of
+from swarm.environments.load import build_environment, signals_of
 from swarm.errors import ConfigError
 from swarm.objectives.part import Requirement
 from swarm.objectives.recipe import Recipe
@@ -110,7 +110,7 @@ def _supplied_by(config: EnvironmentConfig) -> frozenset[Requirement]:
     """Requirements that an environment supplies. Raises ConfigError if the environment cannot be built."""
     if config.kind == "function" and config.reward_weights:
         return frozenset({Requirement.REWARD_PARTS})
-    if config.kind in SINGLE_ANSWERS:  # and slow to build
+    if not config.may_have_turns:  # and slow to build
         return frozenset()
     environment = build_environment(config)
     signals = frozenset(map(Requirement, signals_of(environment)))

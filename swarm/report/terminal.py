@@ -1,6 +1,6 @@
 """Summary table of a simulation in the terminal.
 
-Invariant: the same figures as in the HTML report, from the same functions.
+Invariant: each figure comes from the function that report.json or the HTML page takes it from.
 """
 
 from collections.abc import Sequence

@@ -11,8 +11,8 @@ from typer.main import get_command
 
 from coordinator.cli import app as coordinator_app
 from node.cli import app as node_app
-from swarm.cli.directory_command import DirectoryCommand
 from swarm.cli.main import app as swarm_app
+from swarm.command_line import DirectoryCommand
 from swarm.report.invariants import Invariants
 
 ROOT = Path(__file__).parents[2]

@@ -313,13 +313,19 @@ def test_a_name_of_an_extra_leads_to_it():
 
 def test_no_ring_outgrows_its_bound():
     """A bound goes down with what is deleted; whoever raises one says in the commit which lines are worth it."""
-    lines = dict.fromkeys(MOST_LINES, 0)
+    lines, operation = dict.fromkeys(MOST_LINES, 0), rings()["operation"]
     for path in (path for path in tracked() if path.suffix == ".py" and path.parent.name != "v1"):
         parts, count = path.relative_to(ROOT).parts, len(path.read_text(encoding="utf-8").splitlines())
         if parts[0] in PACKAGES:
             lines["packages"] += count
         if parts[0] == "swarm":
-            ring = "extras" if parts[1] == "extras" else "operation" if parts[1] in rings()["operation"] else "core"
+            ring = (
+                "extras"
+                if parts[1] == "extras"
+                else "operation"
+                if parts[1].removesuffix(".py") in operation
+                else "core"
+            )
             lines["methods" if parts[1:3] == ("objectives", "methods") else ring] += count
         elif parts[0] in lines:
             lines[parts[0]] += count

@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from node.training_watch import TrainingWatch
+from swarm import command_line as module
 from swarm import process
-from swarm.cli import waiting as module
-from swarm.cli.waiting import waiting
+from swarm.command_line import waiting
 from swarm.config import NodeConfig
 from swarm.process import run_until_signal
 

@@ -26,13 +26,7 @@ from swarm.extras.environments.code import program_in
 MAX_TESTS: Final = 200  # of a record
 _TESTS_CPU_S: Final = 0.8  # of the judge, for the tests of an answer: a value may make them loop
 _AGAIN_S: Final = 0.01
-_FIELDS: Final = (
-    "tests",
-    "test_list",
-    "test",
-    "input_output",
-    "verification_info",
-)  # of own files, MBPP, HumanEval, ...
+_FIELDS: Final = ("tests", "test_list", "test", "input_output", "verification_info")  # own files, MBPP, HumanEval, ...
 _FILE: Final = "<tests>"
 
 
