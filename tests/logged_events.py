@@ -1,12 +1,12 @@
 """Events and event logs of a node, where a test gives only the fields that it is about."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast, get_type_hints
 
 from swarm.clock import ManualClock
-from swarm.events import Event, GroupUse
+from swarm.events import Event, GroupUse, PolicyEvaluated
 from swarm.telemetry import EventLog
 from swarm.types import EdgeReport, WarmUpReport
 
@@ -24,6 +24,16 @@ def make(kind: type[Kind], **given: Any) -> Kind:
     """An event with the given fields, and a plain value in every other one that has no default."""
     needed = [each.name for each in fields(cast("Any", kind)) if each.default is MISSING is each.default_factory]
     return kind(**{name: _PLAIN[name] for name in needed if name not in given} | given)
+
+
+def evaluated(step: int, right: Sequence[int], env: str = "sort", **changes: Any) -> PolicyEvaluated:
+    """A held-out evaluation with so many right tries at each problem, -1 for a problem that was not scored."""
+    known, tries = [each for each in right if each >= 0], changes.get("num_tries", 1)
+    figures: dict[str, Any] = {
+        **{"accuracy": sum(known) / len(known) / tries, "num_problems": len(known), "majority_baseline": 0.1},
+        **{"num_right": tuple(right), "problems": "p", "split": "held_out"},
+    }
+    return PolicyEvaluated(step=step, env=env, **figures | changes)
 
 
 def write_events(path: Path, events: Iterable[Event], start_s: float = 1_700_000_000.0, every_s: float = 60.0) -> None:

@@ -1,8 +1,6 @@
 """A policy that is served by the node that trains it, and what `swarm serve` makes of a node's directory."""
 
 import asyncio
-import http.client
-import json
 import os
 import re
 import signal
@@ -27,19 +25,14 @@ from swarm.serving.served_policy import KEY_FILE, read_or_make_key, serve
 from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.testing.trained_node import make_trained_node
 from swarm.types import PolicyVersion
+from tests.worlds.api_client import ApiClient
 
 KEY = "a-key-for-serving"
 
 
 def ask(port: int, key: str, path: str = "/v1/chat/completions") -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
     body = {"messages": [{"role": "user", "content": "sort:cab="}], "max_tokens": 4, "temperature": 0}
-    content = json.dumps(body) if "chat" in path else None
-    connection.request("POST" if content else "GET", path, content, {"Authorization": f"Bearer {key}"})
-    response = connection.getresponse()
-    read = response.status, json.loads(response.read())
-    connection.close()
-    return read
+    return ApiClient(port, key).ask(path, body if "chat" in path else None)
 
 
 async def test_a_node_serves_its_policy_while_it_trains_and_each_answer_names_its_step(
@@ -182,11 +175,7 @@ async def test_a_node_without_questions_of_its_own_learns_from_what_agents_did_a
 
 def post(url: str, path: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
     """The reply to a request that is answered."""
-    host, _, base = url.removeprefix("http://").partition("/")
-    connection = http.client.HTTPConnection(host, timeout=HANG_S)
-    connection.request("POST", f"/{base}{path}", json.dumps(body), {"Authorization": f"Bearer {key}"})
-    response = connection.getresponse()
-    read = json.loads(response.read())
-    connection.close()
-    assert response.status == 200, read
-    return read
+    port, _, base = url.removeprefix("http://127.0.0.1:").partition("/")
+    status, reply = ApiClient(int(port), key).ask(f"/{base}{path}", body)
+    assert status == 200, reply
+    return reply

@@ -8,8 +8,9 @@ from statistics import stdev
 from typing import Any
 
 import pytest
+from logged_events import evaluated
 
-from swarm.events import NodeStarted, PolicyEvaluated
+from swarm.events import NodeStarted
 from swarm.telemetry import EventLog
 from swarm.trained.intervals import Z_95, graded_interval, independent_interval, paired_interval, t_quantile
 from swarm.trained.learning_evidence import (
@@ -21,16 +22,6 @@ from swarm.trained.learning_evidence import (
     learning_evidence,
     read_learning,
 )
-
-
-def evaluated(step: int, right: tuple[int, ...], env: str = "own", **changes: Any) -> PolicyEvaluated:
-    known = [each for each in right if each >= 0]
-    tries = changes.get("num_tries", 1)
-    figures: dict[str, Any] = {
-        "accuracy": sum(known) / len(known) / tries, "num_problems": len(known), "majority_baseline": 0.1,
-        "num_right": right, "problems": "p", "split": "held_out", **changes,
-    }  # fmt: skip
-    return PolicyEvaluated(step=step, env=env, **figures)
 
 
 def verdict(first: tuple[int, ...], newest: tuple[int, ...], **changes: Any) -> Learned:
@@ -137,9 +128,8 @@ def test_several_environments_have_wider_intervals_which_hold_at_once() -> None:
 def test_a_strangers_log_is_no_evidence_where_its_figures_are_none(tmp_path: Path) -> None:
     sound = evaluated(0, (0,) * 32)
     odd: list[dict[str, Any]] = [
-        {"num_right": (2,) * 32}, {"num_right": ("x",) * 32}, {"num_right": (0,) * 5000}, {"accuracy": math.nan},
-        {"accuracy": 7.0}, {"num_problems": 0}, {"num_problems": "9"}, {"num_tries": 0}, {"step": -1}, {"step": "9"},
-        {"rewards": (2.0,) * 32}, {"rewards": ("x",) * 32}, {"rewards": (0.5,)},
+        {"num_right": (2,) * 32}, {"num_right": (0,) * 5000}, {"accuracy": math.nan}, {"accuracy": 7.0},
+        {"num_problems": 0}, {"num_tries": 0}, {"step": -1}, {"rewards": (2.0,) * 32}, {"rewards": (0.5,)},
         {"majority_baseline": math.inf},
     ]  # fmt: skip
     events = [sound, *(replace(evaluated(9, (1,) * 32), **changes) for changes in odd)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logged_events import ADA, BELL, make, write_events
+from logged_events import ADA, BELL, evaluated, make, write_events
 from typer.testing import CliRunner
 
 from swarm.cli.main import app
@@ -320,12 +320,7 @@ def test_the_command_writes_a_page_and_says_what_is_wrong(tmp_path: Path) -> Non
 
 def test_a_control_stands_beside_the_claim(tmp_path: Path) -> None:
     def course(right: int) -> list[Event]:
-        figures: dict[str, Any] = {"env": "sort", "split": "held_out", "num_problems": 32, "problems": "p"}
-        rights = {0: (0,) * 32, 9: (1,) * right + (0,) * (32 - right)}
-        return [
-            make(PolicyEvaluated, step=step, accuracy=sum(each) / 32, num_right=each, **figures)
-            for step, each in rights.items()
-        ]
+        return [evaluated(0, (0,) * 32), evaluated(9, (1,) * right + (0,) * (32 - right))]
 
     shared = node_directory(tmp_path / "shared", [NodeStarted(node_id=ADA, release="1, commit ab"), *course(30)])
     silo = node_directory(tmp_path / "silo", course(4), node_id=BELL)

@@ -1,6 +1,5 @@
 """A policy behind OpenAI's HTTP interface, over real connections to a real engine."""
 
-import http.client
 import json
 import socket
 import threading
@@ -21,6 +20,7 @@ from swarm.serving import http_server
 from swarm.serving.http_server import HttpServer
 from swarm.serving.openai_app import OpenAiApp, ServedModel
 from swarm.types import PolicyVersion
+from tests.worlds.api_client import ApiClient
 
 KEY = "a-key-of-the-tests"
 TOKENIZER = CharTokenizer()
@@ -28,45 +28,28 @@ VERSION = PolicyVersion(policy_id="ada", step=3, digest=b"\x01" * 32)
 CHAT = {"messages": [{"role": "user", "content": "sort:cab="}], "max_tokens": 6}
 
 
-class Served:
-    """A server, and a client that sends what it is told."""
+class Served(ApiClient):
+    """A server, and a client of it."""
 
     def __init__(self, max_open: int = 64) -> None:
         self.engine = TransformersGenerator(sharp_network(), TOKENIZER, VERSION, 0, max_rows=8)
         model = ServedModel(name="tiny", completer=self.engine, tokenizer=TOKENIZER, context_tokens=128, source="tiny")
         self.app = OpenAiApp(model, KEY, max_open=max_open)
         self._server = HttpServer(self.app.routes)
-        self.port = self._server.start("127.0.0.1", 0)
+        super().__init__(self._server.start("127.0.0.1", 0), KEY)
 
     def close(self) -> None:
         self._server.stop()
         self.engine.close()
 
-    def send(self, path: str, body: object = None, key: str = KEY) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        connection.request("GET" if body is None else "POST", path, content, headers)
-        response = connection.getresponse()
-        read = response.status, response.read()
-        connection.close()
-        return read
-
-    def ask(self, path: str, body: object = None) -> dict[str, Any]:
-        status, content = self.send(path, body)
-        assert status == 200, content
-        return json.loads(content)
-
-    def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        status, content = self.send(path, {**body, "stream": True})
-        assert status == 200, content
-        *lines, last = [line for line in content.decode().split("\n\n") if line]
-        assert last == "data: [DONE]"
-        return [json.loads(line.removeprefix("data: ")) for line in lines]
+    def whole(self, path: str, body: object = None) -> dict[str, Any]:
+        status, reply = self.ask(path, body)
+        assert status == 200, reply
+        return reply
 
     def refusal(self, path: str, body: object) -> tuple[int, dict[str, Any]]:
-        status, content = self.send(path, body)
-        return status, json.loads(content)["error"]
+        status, reply = self.ask(path, body)
+        return status, reply["error"]
 
 
 @contextmanager
@@ -88,7 +71,7 @@ def served() -> Iterator[Served]:
 
 
 def test_a_chat_answer_is_the_engines_and_names_the_version_that_made_it(served: Served) -> None:
-    reply = served.ask("/v1/chat/completions", CHAT | {"temperature": 0, "return_token_ids": True, "logprobs": True})
+    reply = served.whole("/v1/chat/completions", CHAT | {"temperature": 0, "return_token_ids": True, "logprobs": True})
     (choice,) = reply["choices"]
     prompt = [2 + "abcdefghijklmnopqrstuvwxyz".index(letter) for letter in "sort"]
     assert reply["prompt_token_ids"][:4] == prompt
@@ -102,7 +85,7 @@ def test_a_chat_answer_is_the_engines_and_names_the_version_that_made_it(served:
     assert choice["policy_versions"] == [{"start": 0, "policy_id": "ada", "step": 3, "digest": "01" * 32}]
     assert reply["system_fingerprint"] == "ada-3-0101010101010101" and reply["model"] == "tiny"
     assert reply["usage"]["completion_tokens"] == len(choice["token_ids"])
-    (card,) = served.ask("/v1/models")["data"]
+    (card,) = served.whole("/v1/models")["data"]
     assert card["id"] == "tiny" and card["max_model_len"] == 128 and card["policy_version"]["step"] == 3
 
 
@@ -125,7 +108,7 @@ def test_a_stream_says_what_the_whole_answer_says(served: Served, path: str) -> 
     prompt = {"messages": CHAT["messages"]} if "chat" in path else {"prompt": "sort:cab="}
     body = prompt | {"max_tokens": 9, "n": 3, "seed": 5, "return_token_ids": True}
     body |= {"logprobs": True, "top_logprobs": 2} if "chat" in path else {"logprobs": 2}
-    whole = served.ask(path, body)
+    whole = served.whole(path, body)
     events = served.events(path, body | {"stream_options": {"include_usage": True}})
     assert events[-1]["usage"] == whole["usage"] and events[-1]["choices"] == []
     for choice in whole["choices"]:
@@ -146,14 +129,14 @@ def test_a_stream_says_what_the_whole_answer_says(served: Served, path: str) -> 
 
 def test_a_seed_gives_the_same_answers_again_and_n_different_ones(served: Served) -> None:
     body = CHAT | {"n": 4, "seed": 11, "max_tokens": 10}
-    first, again = (served.ask("/v1/chat/completions", body)["choices"] for _ in range(2))
+    first, again = (served.whole("/v1/chat/completions", body)["choices"] for _ in range(2))
     assert_nearly(first, again)
     assert len({choice["message"]["content"] for choice in first}) > 1
 
 
 def test_token_prompts_and_scores_of_them(served: Served) -> None:
     body = {"prompt": [[5, 6, 7], [9]], "max_tokens": 3, "prompt_logprobs": 0, "return_token_ids": True}
-    one, other = served.ask("/v1/completions", body)["choices"]
+    one, other = served.whole("/v1/completions", body)["choices"]
     assert one["prompt_token_ids"] == [5, 6, 7] and other["prompt_token_ids"] == [9]
     scores = served.engine.score([[5, 6, 7]])[0]
     assert one["prompt_logprobs"][0] is None
@@ -165,24 +148,24 @@ def test_token_prompts_and_scores_of_them(served: Served) -> None:
 
 def test_token_ids_in_token_ids_out(served: Served) -> None:
     body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 4, "logprobs": 1, "seed": 3}}
-    (choice,) = served.ask("/inference/v1/generate", body)["choices"]
+    (choice,) = served.whole("/inference/v1/generate", body)["choices"]
     entries = choice["logprobs"]["content"]
     assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in choice["token_ids"]]
     by_text = {"prompt": [5, 6], "max_tokens": 4, "seed": 3, "return_token_ids": True}
-    assert served.ask("/v1/completions", by_text)["choices"][0]["token_ids"] == choice["token_ids"]
+    assert served.whole("/v1/completions", by_text)["choices"][0]["token_ids"] == choice["token_ids"]
 
 
 def test_stop_strings_and_stop_tokens_end_an_answer(served: Served) -> None:
     greedy = {"prompt": [5, 6], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
-    (whole,) = served.ask("/v1/completions", greedy)["choices"]
+    (whole,) = served.whole("/v1/completions", greedy)["choices"]
     text, ids = whole["text"], whole["token_ids"]
     stop = text[3:5]
     at = text.index(stop)
     for body in (greedy, greedy | {"stop": [stop]}):
-        (ended,) = served.ask("/v1/completions", body | {"stop": stop})["choices"]
+        (ended,) = served.whole("/v1/completions", body | {"stop": stop})["choices"]
         assert ended["text"] == text[:at] and ended["stop_reason"] == stop and ended["finish_reason"] == "stop"
         assert ended["token_ids"] == ids[: at + 2]
-    (by_token,) = served.ask("/v1/completions", greedy | {"stop_token_ids": [ids[2]]})["choices"]
+    (by_token,) = served.whole("/v1/completions", greedy | {"stop_token_ids": [ids[2]]})["choices"]
     assert by_token["token_ids"] == ids[: ids.index(ids[2]) + 1] and by_token["finish_reason"] == "stop"
     streamed = served.events("/v1/completions", greedy | {"stop": stop})
     assert "".join(each["text"] for event in streamed for each in event["choices"]) == text[:at]
@@ -194,7 +177,7 @@ def test_a_conversation_goes_on_with_the_tokens_that_were_sampled(served: Served
     for turn in range(4):
         messages.append({"role": "user", "content": f"turn {turn}="})
         body = {"messages": messages, "max_tokens": 5, "seed": turn, "return_token_ids": True}
-        reply = served.ask("/v1/chat/completions", body)
+        reply = served.whole("/v1/chat/completions", body)
         assert reply["prompt_token_ids"][: len(before)] == before
         (choice,) = reply["choices"]
         before = [*reply["prompt_token_ids"], *choice["token_ids"]]
@@ -203,11 +186,11 @@ def test_a_conversation_goes_on_with_the_tokens_that_were_sampled(served: Served
 
 
 def test_tokenize_says_what_a_chat_would_be_asked(served: Served) -> None:
-    ids = served.ask("/tokenize", {"messages": CHAT["messages"]})["tokens"]
-    reply = served.ask("/v1/chat/completions", CHAT | {"return_token_ids": True})
+    ids = served.whole("/tokenize", {"messages": CHAT["messages"]})["tokens"]
+    reply = served.whole("/v1/chat/completions", CHAT | {"return_token_ids": True})
     assert ids == reply["prompt_token_ids"]
-    assert served.ask("/tokenize", {"prompt": "abc"}) == {"tokens": [2, 3, 4], "count": 3, "max_model_len": 128}
-    assert served.ask("/detokenize", {"tokens": [2, 3, 4]}) == {"prompt": "abc"}
+    assert served.whole("/tokenize", {"prompt": "abc"}) == {"tokens": [2, 3, 4], "count": 3, "max_model_len": 128}
+    assert served.whole("/detokenize", {"tokens": [2, 3, 4]}) == {"prompt": "abc"}
 
 
 WRONG: dict[str, tuple[str, object, str]] = {
@@ -287,7 +270,7 @@ def test_without_the_key_nothing_is_told_but_health(served: Served, key: str) ->
 
 
 def test_unknown_fields_that_change_nothing_are_taken(served: Served) -> None:
-    served.ask(
+    served.whole(
         "/v1/chat/completions", CHAT | {"user": "me", "metadata": {"a": "b"}, "presence_penalty": 0, "tools": None}
     )
 
@@ -308,7 +291,7 @@ def test_half_requests_keep_nobody_out(served: Served, monkeypatch: pytest.Monke
             with suppress(OSError):  # it made room already
                 each.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
         assert served.send("/health", key="")[0] == 200
-        assert len(served.ask("/v1/completions", {"prompt": [5], "max_tokens": 2})["choices"]) == 1
+        assert len(served.whole("/v1/completions", {"prompt": [5], "max_tokens": 2})["choices"]) == 1
         for each in half:  # the newest of them, too, has an end
             each.settimeout(HANG_S)
             with suppress(ConnectionResetError):
@@ -367,7 +350,7 @@ def test_more_than_the_bound_wait_elsewhere() -> None:
         go.release(10_000)
         assert b"200 OK" in connection.recv(4096)
         connection.close()
-        one.ask("/v1/completions", {"prompt": [5]})
+        one.whole("/v1/completions", {"prompt": [5]})
 
 
 def test_an_engine_that_fails_is_told_with_a_status_or_in_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,14 +366,14 @@ def test_an_engine_that_fails_is_told_with_a_status_or_in_the_stream(monkeypatch
         status, content = one.send("/v1/completions", {"prompt": [5], "stream": True})
         assert b"out of memory" in content and b"[DONE]" not in content
         monkeypatch.setattr(Decoding, "step", step)
-        one.ask("/v1/completions", {"prompt": [5]})
+        one.whole("/v1/completions", {"prompt": [5]})
 
 
 def test_new_weights_in_the_middle_are_named_token_by_token() -> None:
     with serving() as (one, go):
         body = {"prompt": [5], "max_tokens": 12, "return_token_ids": True}
         replies: list[dict[str, Any]] = []
-        asking = threading.Thread(target=lambda: replies.append(one.ask("/v1/completions", body)))
+        asking = threading.Thread(target=lambda: replies.append(one.whole("/v1/completions", body)))
         asking.start()
         go.release(4)
         while not (calls := list(one.engine._completions._calls.values())) or len(calls[0].row.tokens) < 5:

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from logged_events import ADA, BELL, make
+from logged_events import ADA, BELL, evaluated
 from rich.console import Console
 
-from swarm.events import Event, PolicyEvaluated
 from swarm.report.recipe_table import recipe_rows, recipe_table, write_recipes
 from swarm.report.result import SwarmResult
 from swarm.report.tally import node_result
@@ -16,20 +15,8 @@ NUM = 32
 
 def run(right: int, begin: int = 4, num_steps: int = 9) -> SwarmResult:
     """Two nodes that have so many right answers at the end."""
-    events: list[Event] = [
-        make(
-            PolicyEvaluated,
-            step=step,
-            env="sort",
-            split="held_out",
-            accuracy=count / NUM,
-            num_problems=NUM,
-            num_right=(1,) * count + (0,) * (NUM - count),
-            problems="p",
-            majority_baseline=0.1,
-        )
-        for step, count in ((0, begin), (num_steps, right))
-    ]
+    counts = ((0, begin), (num_steps, right))
+    events = [evaluated(step, (1,) * count + (0,) * (NUM - count)) for step, count in counts]
     nodes = tuple(node_result(name, node_id, ("sort",), events, {}) for name, node_id in (("ada", ADA), ("bell", BELL)))
     return SwarmResult(nodes=nodes, began_at_s=0.0, first_step_at_s=1.0, ended_at_s=9.0)
 

@@ -1,15 +1,11 @@
 """A model that says what a test scripts, served over HTTP with SmolLM2's tokens."""
 
-import http.client
 import itertools
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from typing import Any
-
-from waits import HANG_S
 
 from swarm.config import ModelConfig
 from swarm.interfaces import Completion, CompletionRequest, OnTokens, Prompts, Tokenizer
@@ -17,6 +13,7 @@ from swarm.model.tokenizer import load_tokenizer
 from swarm.serving.http_server import HttpServer
 from swarm.serving.openai_app import OpenAiApp, ServedModel
 from swarm.types import FinishReason, FloatArray, PolicyVersion, VersionSpan
+from tests.worlds.api_client import ApiClient
 
 KEY = "a-key-of-the-tests"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -68,7 +65,7 @@ class ScriptedCompleter:
         return [tokenizer().decode(request.prompt_ids) for request in self.requests]
 
 
-class ScriptedServer:
+class ScriptedServer(ApiClient):
     """The model behind OpenAI's interface, and a client of it."""
 
     def __init__(self, *texts: str, make: Callable[..., OpenAiApp] = OpenAiApp, **options: Any) -> None:
@@ -76,7 +73,7 @@ class ScriptedServer:
         model = ServedModel(name="m", completer=self.engine, tokenizer=tokenizer(), context_tokens=4096)
         self.app = make(model, KEY, **options)
         self._server = HttpServer(self.app.routes)
-        self.port = self._server.start("127.0.0.1", 0)
+        super().__init__(self._server.start("127.0.0.1", 0), KEY)
         self.url = f"http://127.0.0.1:{self.port}/v1"
 
     def __enter__(self) -> "ScriptedServer":
@@ -85,36 +82,11 @@ class ScriptedServer:
     def __exit__(self, *_: object) -> None:
         self._server.stop()
 
-    def send(
-        self, path: str, body: object, key: str = KEY, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes]:
-        """Status and content of a reply to a POST."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request("POST", path, content, {"Authorization": f"Bearer {key}", **(headers or {})})
-        response = connection.getresponse()
-        read = response.status, response.read()
-        connection.close()
-        return read
-
-    def ask(self, path: str, body: object, **options: Any) -> tuple[int, dict[str, Any]]:
-        """Status and decoded content of a reply to a POST."""
-        status, content = self.send(path, body, **options)
-        return status, json.loads(content)
-
     def chat(self, *messages: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
         """The choice of a reply to a chat."""
         status, reply = self.ask("/v1/chat/completions", {"messages": messages, **fields})
         assert status == 200, reply
         return reply["choices"][0]
-
-    def events(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The events of a streamed chat."""
-        status, content = self.send(path, {**body, "stream": True})
-        assert status == 200, content
-        *lines, last = [line for line in content.decode().split("\n\n") if line]
-        assert last == "data: [DONE]", last
-        return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 def user(text: str) -> dict[str, str]:
