@@ -142,8 +142,9 @@ def stacked_rows(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, nam
     return _svg(drawn, height, width)
 
 
-def interval_bar(low: float, value: float, high: float, css: str, tip: str) -> Markup:
-    """Draws a difference in [-1, 1] as a dot with its interval, around a line at zero."""
+def interval_bar(low: float, value: float, high: float, tip: str, may_be_good: bool = True) -> Markup:
+    """Draws a difference in [-1, 1] as a dot with its interval: green above zero (`may_be_good`), red below it."""
+    css = "good" if low > 0 and may_be_good else "bad" if high < 0 else ""
     x = _Scale(low=-1.0, high=1.0, begin=4.0, end=156.0)
     parts = [
         element("line", class_="zero", x1=x(0), x2=x(0), y1=0, y2=18),

@@ -186,8 +186,10 @@ def _interval(row: LearnedRow) -> Markup:
     if not change.is_change and not row.is_difference:
         return Markup("")
     low, high = change.interval
-    css = "good" if change.verdict is Learned.YES or (row.is_difference and low > 0) else "bad" if high < 0 else ""
-    return svg.interval_bar(low, change.after - change.before, high, css, f"{row.node}, {change.env}: {change.gain}")
+    is_good = change.verdict is Learned.YES or row.is_difference
+    return svg.interval_bar(
+        low, change.after - change.before, high, f"{row.node}, {change.env}: {change.gain}", is_good
+    )
 
 
 def _environment_chart(result: RunResult, env: str) -> Markup | None:

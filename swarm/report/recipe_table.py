@@ -160,5 +160,4 @@ def _bar(value: float, interval: Interval | None) -> str:
     if interval is None:
         return ""
     low, high = interval
-    css = "good" if low > 0 else "bad" if high < 0 else ""
-    return svg.interval_bar(max(low, -1.0), value, min(high, 1.0), css, _words(value, interval))
+    return svg.interval_bar(max(low, -1.0), value, min(high, 1.0), _words(value, interval))
