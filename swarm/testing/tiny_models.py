@@ -11,9 +11,15 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
+from swarm.config import LearnerConfig, ReplayConfig
+from swarm.learn.learner import PolicyLearner
 from swarm.model.char_folder import write_char_tokenizer
+from swarm.model.network import tiny_network
 from swarm.model.source import TINY_SHAPE
 from swarm.model.tokenizer import CharTokenizer
+from swarm.objectives.fallbacks import RecipeSet
+from swarm.objectives.methods import load_recipe
+from swarm.objectives.recipe import Recipe
 
 KINDS: Final = ("llama", "qwen3")
 QWEN3_SHAPE: Final[dict[str, Any]] = {
@@ -87,3 +93,16 @@ def model_source(kind: str, folder: Path) -> str:
     cast("Any", tiny_qwen3()).save_pretrained(folder)
     write_char_tokenizer(folder)
     return str(folder)
+
+
+def make_learner(dir: Path, recipe: str | Recipe | RecipeSet = "grpo", **changes: Any) -> PolicyLearner:
+    """A learner with checkpoints in `dir`, over a tiny network; `changes` replace its other arguments."""
+    given: dict[str, Any] = {
+        "network": changes.pop("network", None) or tiny_network(seed=1),
+        "tokenizer": CharTokenizer(),
+        "config": LearnerConfig(learning_rate=1e-3),
+        "replay": ReplayConfig(),
+        "policy_id": "a" * 64,
+    }
+    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    return PolicyLearner(**given | changes, recipe=chosen, dir=dir).resume()

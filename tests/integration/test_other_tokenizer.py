@@ -36,6 +36,7 @@ from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, load_recipes
 from swarm.testing.builders import make_identity
 from swarm.testing.nodes import make_admission, make_context
+from swarm.testing.tiny_models import make_learner
 from swarm.types import (
     Correction,
     Draw,
@@ -133,18 +134,10 @@ def recipes(**keys: str) -> RecipeSet:
 
 
 def learner(folder: Path, chosen: RecipeSet) -> PolicyLearner:
-    model = load_model(ModelConfig(source="tiny", dtype="float32"))
+    network = load_model(ModelConfig(source="tiny", dtype="float32")).network
     environments = build_environments((ENVIRONMENT,))
-    return PolicyLearner(
-        network=model.network,
-        tokenizer=model.tokenizer,
-        recipe=chosen,
-        config=LearnerConfig(learning_rate=1e-3),
-        replay=ReplayConfig(external="all"),
-        policy_id=US.node_id,
-        dir=folder,
-        task_of=lambda env, task_id: environments[env].task(task_id),
-    )
+    given = {"network": network, "replay": ReplayConfig(external="all"), "policy_id": US.node_id}
+    return make_learner(folder, chosen, **given, task_of=lambda env, task_id: environments[env].task(task_id))
 
 
 def right_and_wrong() -> list[str]:

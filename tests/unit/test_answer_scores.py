@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
+from swarm.config import EnvironmentConfig, LearnerConfig
 from swarm.environments.load import build_environment
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.replay import replay
@@ -21,6 +21,7 @@ from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe
 from swarm.testing.builders import make_scored
 from swarm.testing.episodes import make_episode_group
+from swarm.testing.tiny_models import make_learner
 from swarm.types import Draw, DrawnGroup, Sampling
 
 OWN = "a" * 64
@@ -41,16 +42,8 @@ def draw_of(environment: LookUpEnvironment, episodes: list[Actions]) -> Draw:
 
 
 def learner(network: Any, environment: LookUpEnvironment, recipe: str, folder: Path) -> PolicyLearner:
-    return PolicyLearner(
-        network,
-        TOKENIZER,
-        load_recipe(recipe),
-        LearnerConfig(token_budget=300),
-        ReplayConfig(),
-        OWN,
-        folder,
-        answer_of=lambda _, task_id: environment.reference(task_id),
-    )
+    given = {"network": network, "config": LearnerConfig(token_budget=300), "policy_id": OWN}
+    return make_learner(folder, recipe, **given, answer_of=lambda _, task_id: environment.reference(task_id))
 
 
 def expected(network: Any, environment: LookUpEnvironment, actions: Actions, turn: int) -> float:

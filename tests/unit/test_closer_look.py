@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from swarm.clock import ManualClock
-from swarm.config import LearnerConfig, ReplayConfig
+from swarm.config import ReplayConfig
 from swarm.learn.learner import PolicyLearner
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
-from swarm.objectives.methods import load_recipe
 from swarm.report.token_view import groups_of, tokens_in_update
 from swarm.telemetry import shown_updates
 from swarm.telemetry.shown_updates import (
@@ -26,6 +25,7 @@ from swarm.telemetry.shown_updates import (
     write_update,
 )
 from swarm.testing.builders import make_group, make_scored
+from swarm.testing.tiny_models import make_learner
 from swarm.types import Draw, DrawnGroup
 
 OWN, PEER = "a" * 64, "b" * 64
@@ -51,17 +51,8 @@ def draw(step: int, texts: tuple[str, ...] = ("cab", "abc", "bca", "ab"), num_gr
 
 
 def learner(directory: Path, shown: list[ShownUpdate], clock: ManualClock, external: str = "all") -> PolicyLearner:
-    return PolicyLearner(
-        network=tiny_network(seed=1),
-        tokenizer=TOKENIZER,
-        recipe=load_recipe("grpo"),
-        config=LearnerConfig.model_validate({"learning_rate": 1e-3}),
-        replay=ReplayConfig.model_validate({"external": external}),
-        policy_id=OWN,
-        dir=directory,
-        clock=clock,
-        show=shown.append,
-    )
+    replay = ReplayConfig.model_validate({"external": external})
+    return make_learner(directory, replay=replay, clock=clock, show=shown.append)
 
 
 def test_the_figures_are_those_of_the_step(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
+from swarm.config import EnvironmentConfig, LearnerConfig
 from swarm.environments.load import build_environments
 from swarm.environments.replay import replay
 from swarm.learn.checkpoint import read_checkpoint
@@ -24,6 +24,7 @@ from swarm.objectives.requirements import NOT_YET
 from swarm.telemetry.shown_updates import ShownUpdate
 from swarm.testing.builders import make_group, make_scored
 from swarm.testing.episodes import make_episode_group
+from swarm.testing.tiny_models import make_learner
 from swarm.types import Draw, DrawnGroup, Sampling, StepReport
 from tests.worlds.pretended_device import device_named
 
@@ -80,18 +81,8 @@ def learner(
     if lora_rank:
         add_adapters(network, lora_rank, 1.0, ())
     settings = LearnerConfig.model_validate({"learning_rate": 1e-3, "token_budget": 96, **config})
-    return PolicyLearner(
-        network,
-        TOKENIZER,
-        load_recipe(recipe),
-        settings,
-        ReplayConfig(),
-        OWN,
-        dir,
-        ranks=OneProcess(device),
-        answer_of=lambda _env, _task_id: "42",
-        show=list[ShownUpdate]().append,
-    ).resume()
+    parts = {"ranks": OneProcess(device), "answer_of": lambda _env, _task_id: "42", "show": list[ShownUpdate]().append}
+    return make_learner(dir, recipe, network=network, config=settings, **parts)
 
 
 def close(found: StepReport, expected: StepReport, rel: float) -> None:

@@ -19,6 +19,7 @@ from swarm.objectives.methods import load_recipe
 from swarm.objectives.part import CorrectionPart, Memory, Requirement, Scored
 from swarm.objectives.recipe import Recipe
 from swarm.testing.builders import make_group, make_scored
+from swarm.testing.tiny_models import make_learner
 from swarm.types import Correction, Draw, DrawnGroup
 
 TOKENIZER = CharTokenizer()
@@ -64,16 +65,9 @@ def draw(step: int = 1, kinds: tuple[Correction, ...] = KINDS) -> Draw:
 
 def learner(folder: Path, recipe: Recipe | RecipeSet, **changes: Any) -> PolicyLearner:
     torch.manual_seed(0)
-    model = load_model(ModelConfig(source="tiny", dtype="float32"))
-    return PolicyLearner(
-        network=model.network,
-        tokenizer=TOKENIZER,
-        recipe=recipe,
-        config=LearnerConfig(learning_rate=1e-3, token_budget=64, **changes),
-        replay=ReplayConfig(external="all"),
-        policy_id="a" * 64,
-        dir=folder,
-    ).resume()
+    network = load_model(ModelConfig(source="tiny", dtype="float32")).network
+    config = LearnerConfig(learning_rate=1e-3, token_budget=64, **changes)
+    return make_learner(folder, recipe, network=network, config=config, replay=ReplayConfig(external="all"))
 
 
 def by_kind(main: Recipe, **fallbacks: Recipe) -> RecipeSet:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.config import SAFE_RECIPE, GuardConfig, GuardLimits, LearnerConfig, ModelConfig, ReplayConfig
+from swarm.config import SAFE_RECIPE, GuardConfig, GuardLimits, ModelConfig
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.off_policy_guard import GuardLevel, GuardState
@@ -18,6 +18,7 @@ from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe
 from swarm.objectives.recipe import Recipe
 from swarm.testing.builders import make_group, make_identity, make_scored
+from swarm.testing.tiny_models import make_learner
 from swarm.trust_policy import LOW_EVALUATIONS
 from swarm.types import Correction, Draw, DrawnGroup, Evaluation, StepReport
 
@@ -26,11 +27,8 @@ OWN = make_identity().node_id  # whose groups `make_group` makes
 
 
 def guarded(dir: Path, limits: GuardLimits, generates: bool = True, is_on: bool = True) -> GuardedLearner:
-    loaded = load_model(ModelConfig(source="tiny", dtype="float32"))
-    recipe = load_recipe("sapo_swarm")
-    learner = PolicyLearner(
-        loaded.network, loaded.tokenizer, recipe, LearnerConfig(learning_rate=1e-3), ReplayConfig(), OWN, dir
-    ).resume()
+    network = load_model(ModelConfig(source="tiny", dtype="float32")).network
+    learner = make_learner(dir, "sapo_swarm", network=network, policy_id=OWN)
     guard = GuardConfig(enabled=is_on)
     return GuardedLearner(learner, load_recipe(SAFE_RECIPE), guard, MAX_AGE, generates, limits)
 

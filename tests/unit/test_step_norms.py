@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
+from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig
 from swarm.environments.char_tasks import KINDS, CharEnvironment
 from swarm.environments.tool_calls import render_call
 from swarm.episode import EpisodeOutcome, ToolCall, Transition, TurnStatus
 from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.learn.learner import PolicyLearner
 from swarm.model.network import LoadedModel, load_model
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Requirement
 from swarm.objectives.requirements import NOT_YET
+from swarm.testing.tiny_models import make_learner
 from swarm.types import Correction, Draw, DrawnGroup, PolicyVersion, Rollout, Sampling, ScoredGroup, StepReport
 
 NODE = "a" * 64
@@ -129,16 +129,8 @@ def reports(name: str, folder: Path) -> list[StepReport]:
         groups(number)  # sampled before the first learner trains
     start = {key: value.clone() for key, value in tiny().network.state_dict().items()}
     try:
-        learner = PolicyLearner(
-            tiny().network,
-            tiny().tokenizer,
-            recipe,
-            config,
-            ReplayConfig(),
-            NODE,
-            folder,
-            answer_of=lambda _env, _task_id: "42",
-        )
+        given = {"network": tiny().network, "config": config, "policy_id": NODE, "answer_of": lambda *_: "42"}
+        learner = make_learner(folder, recipe, **given)
         keep = Requirement.ZERO_VARIANCE_GROUPS in recipe.needs
         has_turns = Requirement.TURNS in recipe.needs
         return [learner.step(draw(step, keep, has_turns)) for step in range(1, len(REWARDS) + 1)]

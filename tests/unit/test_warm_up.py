@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from workers import PlainLearner, QuietExchange, make_worker
 
-from swarm.config import EnvironmentConfig, LearnerConfig, NodeConfig, ReplayConfig, parse_config
+from swarm.config import EnvironmentConfig, LearnerConfig, NodeConfig, parse_config
 from swarm.environments.given_answers import GivenAnswers
 from swarm.environments.load import build_environments
 from swarm.episode import Actions, EpisodeOutcome, Transition
@@ -21,7 +21,7 @@ from swarm.loops.warm_up import ANSWERS_PER_STEP, NUM_TRIED, TRY_EVERY, warm_up
 from swarm.loops.worker import WarmUp
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
-from swarm.objectives.methods import load_recipe
+from swarm.testing.tiny_models import make_learner
 from swarm.types import PolicyVersion, Task, WarmUpReport
 
 WARM_UP = {"answers": "references", "num_steps": 20}
@@ -81,9 +81,7 @@ class Pupil:
 
 
 def worker_of(tmp_path: Path, pupil: Pupil, **changes: Any) -> Any:
-    config = parse_config(
-        NodeConfig, {"dir": str(tmp_path), "warm_up": {"answers": "references", "num_steps": 20}}, "t"
-    )
+    config = parse_config(NodeConfig, {"dir": str(tmp_path), "warm_up": WARM_UP}, "t")
     return make_worker(config, Agent(), PlainLearner(), warm_up=pupil.part(**changes))
 
 
@@ -154,15 +152,7 @@ def test_a_node_that_does_not_train_is_not_warmed_up() -> None:
 
 def test_an_update_is_the_mean_likelihood_of_the_answers_and_makes_version_0(tmp_path: Path) -> None:
     def learner() -> PolicyLearner:
-        return PolicyLearner(
-            network=tiny_network(seed=1),
-            tokenizer=CharTokenizer(),
-            recipe=load_recipe("grpo"),
-            config=LearnerConfig(max_grad_norm=1e9),
-            replay=ReplayConfig(),
-            policy_id="a" * 64,
-            dir=tmp_path,
-        ).resume()
+        return make_learner(tmp_path, config=LearnerConfig(max_grad_norm=1e9))
 
     warmed, tokenizer = learner(), CharTokenizer()
     config = EnvironmentConfig(name="sort", kind="char", dataset="sort")
