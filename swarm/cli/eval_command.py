@@ -87,9 +87,8 @@ def evaluate(
         raise ConfigError(f"--reward {reward}: needs the problems, --data FILE.jsonl")
     if save is not None:
         _require_writable(save)
-    hide_progress_bars()
-    config = None if config is None else config_file(None, config)
-    path = config if config is not None else Path(target).expanduser() / NODE_FILE if is_node(target) else None
+    path = Path(target).expanduser() / NODE_FILE if is_node(target) else None
+    path = path if config is None else config_file(None, config)
     settings = _settings(path) if path is not None else None
     if data is not None:
         fields = {"question": question, "answer": answer}

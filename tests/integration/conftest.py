@@ -117,6 +117,13 @@ class Swarm:
         await written(config.dir / "status.json", process)
         return process
 
+    async def link(self) -> str:
+        """Of a run with one node that trains and generates."""
+        (config,) = self.configs(1)
+        info = await self.coordinator(config)
+        await self.node(config, info=info)
+        return info["link"]
+
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits for something that the running processes bring about; fails when one of them dies."""
         await until(condition, what, processes=self.processes.values())

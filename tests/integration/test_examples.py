@@ -67,7 +67,7 @@ def test_an_example_runs(name: str, example: Example) -> None:
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_loop_of_ones_own_learns_from_a_swarm(swarm: Any, example: Example) -> None:
-    out = await asyncio.to_thread(example.run, "rollouts_for_own_loop", await link(swarm), "3")
+    out = await asyncio.to_thread(example.run, "rollouts_for_own_loop", await swarm.link(), "3")
     assert re.findall(r"step (\d): 4 groups of 1 nodes, reward 0\.\d\d", out) == ["1", "2", "3"], out
 
 
@@ -79,7 +79,7 @@ async def test_trl_learns_from_a_swarm(swarm: Any, example: Example, tmp_path: P
     network: Any = loaded.network
     network.save_pretrained(tmp_path / "tiny-model")
     write_char_tokenizer(tmp_path / "tiny-model")
-    out = await asyncio.to_thread(example.run, "rollouts_for_trl", await link(swarm), "tiny-model", "3")
+    out = await asyncio.to_thread(example.run, "rollouts_for_trl", await swarm.link(), "tiny-model", "3")
     rewards = re.findall(r"^\[(.*)\]$", out, re.MULTILINE)
     assert len(rewards) == 1 and len(rewards[0].split(",")) == 3, out
     assert (tmp_path / "rollouts" / "trl-model" / "model.safetensors").exists()
@@ -91,11 +91,3 @@ def test_one_node_learns_and_goes_on_where_it_ended(example: Example) -> None:
         steps = [int(step) for step in re.findall(r"^step (\d+): reward", out, re.MULTILINE)]
         assert steps == [first, first + 1, first + 2]
         assert re.search(r"held out reverse: 0\.\d+ -> 0\.\d+ in 3 steps", out)
-
-
-async def link(swarm: Any) -> str:
-    """Of a run with one node that trains and generates."""
-    (config,) = swarm.configs(1)
-    info = await swarm.coordinator(config)
-    await swarm.node(config, info=info)
-    return info["link"]

@@ -14,14 +14,6 @@ from swarm.errors import ConfigError, Unavailable
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def link_of(swarm: Any) -> str:
-    """Of a run with one node that trains and generates."""
-    (config,) = swarm.configs(1)
-    info = await swarm.coordinator(config)
-    await swarm.node(config, info=info)
-    return info["link"]
-
-
 def take(link: str, directory: Path, count: int) -> tuple[list[library.SourcedGroup], list[str], int]:
     with library.connect(link, directory=directory, say=lambda _: None) as source:
         first = source.take(count, timeout_s=HANG_S)
@@ -31,7 +23,7 @@ def take(link: str, directory: Path, count: int) -> tuple[list[library.SourcedGr
 
 
 async def test_groups_come_with_tokens_log_probs_rewards_and_versions(swarm: Any, tmp_path: Path) -> None:
-    link = await link_of(swarm)
+    link = await swarm.link()
     groups, peers, _ = await asyncio.to_thread(take, link, tmp_path / "source", 5)
     assert len({group.digest for group in groups}) == 6
     assert {group.producer for group in groups} == set(peers), "the node that generates"

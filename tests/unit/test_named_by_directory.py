@@ -1,4 +1,4 @@
-"""A node is named by its directory in every command; `--config FILE` names a file elsewhere."""
+"""A node is named by its directory in every command, also with `--dir`; `--config FILE` names a file elsewhere."""
 
 import threading
 from pathlib import Path
@@ -17,6 +17,8 @@ from swarm.errors import ConfigError
 from swarm.process import write_json
 
 RUN = CliRunner()
+ONE = ("status", "why", "samples", "eval", "chat", "serve", "train")
+SEVERAL = ("report", "watch")
 
 
 def test_a_directory_stands_for_the_configuration_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +77,33 @@ def test_the_link_of_a_coordinator_that_is_starting_is_waited_for(tmp_path: Path
         assert RUN.invoke(coordinator_app, ["link", str(tmp_path)]).output == "swarm://x\n"
     finally:
         comes.join()
+
+
+@pytest.fixture(autouse=True)
+def logging_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this process, whose tests read what is logged."""
+    monkeypatch.setattr("swarm.telemetry.setup_logging", lambda *_: None)
+
+
+@pytest.mark.parametrize("name", (*ONE, *SEVERAL))
+def test_an_argument_and_dir_say_the_same(name: str, tmp_path: Path) -> None:
+    options = ["--once"] if name == "watch" else []
+    missing = str(tmp_path / "nowhere")
+    said = [
+        RUN.invoke(swarm_app, [name, *options, *spelled])
+        for spelled in ([missing], ["--dir", missing], [f"--dir={missing}"])
+    ]
+    assert {(each.exit_code, each.output) for each in said} == {(said[0].exit_code, said[0].output)}
+    assert said[0].exit_code == 2 and "nowhere" in "".join(said[0].output.split())
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_two_directories_where_one_is_meant_are_refused(name: str) -> None:
+    assert "unexpected extra argument" in RUN.invoke(swarm_app, [name, "here", "--dir", "there"]).output
+
+
+def test_a_model_is_exported_from_dir_into_the_argument(tmp_path: Path) -> None:
+    found = RUN.invoke(swarm_app, ["export", "--dir", str(tmp_path / "nowhere"), str(tmp_path / "out")])
+    assert found.exit_code == 2 and "nowhere: no node.toml" in "".join(found.output.splitlines())
+    help_text = RUN.invoke(swarm_app, ["export", "--help"]).output
+    assert "--dir DIR is the same as the first argument" in help_text

@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 49_120,
-    "methods": 7_300,
+    "core": 49_110,
+    "methods": 7_280,
     "extras": 5_680,
-    "operation": 25_800,
-    "packages": 97_000,
-    "benchmarks": 10_020,
-    "tests": 78_160,
+    "operation": 25_530,
+    "packages": 96_500,
+    "benchmarks": 10_000,
+    "tests": 78_000,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
