@@ -158,7 +158,7 @@ def doctor(
     outgoing connections work, how long idle connections are kept, what that means for a node here, and what would
     improve it.
     """
-    if link is not None and not link.strip().startswith("swarm://") and Path(link).exists():
+    if link is not None and link.strip() and not link.strip().startswith("swarm://") and Path(link).exists():
         link, directory = None, Path(link)
     if link is not None:
         from node.network_check import check_network

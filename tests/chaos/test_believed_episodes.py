@@ -277,5 +277,5 @@ def test_a_scored_environment_says_how_and_a_shipped_one_is_replayed(tmp_path: P
         build_environment(config)
     with pytest.raises(ValueError, match=r"scored_from: empty.*list the node ids to believe"):
         web(tmp_path, "scored", scored_from=())
-    with pytest.raises(ValueError, match="kind calculator are replayed"):
+    with pytest.raises(ValueError, match="kind calculator is replayed"):
         EnvironmentConfig(name="x", kind="calculator", exchange="scored")

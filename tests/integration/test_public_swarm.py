@@ -85,7 +85,8 @@ class Operator:
 
     async def _stay(self, name: str, arguments: list[str]) -> None:
         """Starts it with absolute paths, since the process is in another folder, and waits until it answers."""
-        at = arguments.index("--dir" if "--dir" in arguments else "--config") + 1
+        options = [each for each in ("--dir", "--config") if each in arguments]
+        at = arguments.index(options[0]) + 1 if options else len(arguments) - 1  # a directory comes last
         path = self._folder / arguments[at]
         arguments[at] = str(path)
         ready, directory = "status.json", path if path.suffix == "" else path.parent

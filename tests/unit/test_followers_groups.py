@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from scenes import in_virtual_time
+from waits import until
 from workers import make_report
 
 from swarm.config import NodeConfig, ReplayConfig, WeightsConfig
@@ -89,6 +90,7 @@ async def test_a_trainer_whose_followers_leave_out_log_probs_says_why_it_makes_n
         rollouts = tuple(replace(r, trace=trace) for r, trace in zip(group.rollouts, traces, strict=True))
         assert isinstance(await bench.receive(replace(group, rollouts=rollouts)), ScoredGroup)
         await asyncio.sleep(SAID_AFTER_S / 2)
+    await until(lambda: bool(caplog.records), "the warning")
     assert [record.message.partition(";")[0] for record in caplog.records if record.levelname == "WARNING"] == [
         "no step: the groups that wait are of newcomers, or lack log-probs, and fill an eighth of a draw at most"
     ]
