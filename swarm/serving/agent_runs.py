@@ -162,7 +162,8 @@ class AgentRuns:
                 "a run without X-Task has no others to be compared with: name its task, or learn by a recipe without "
                 f'group baseline (learner.recipe = "{SINGLE_RUN_RECIPE}", replay.keep_zero_variance = true)'
             )
-        await self._in_thread(self._store.reward, row.number, rewards, oldest, note, self._clock.now_s())
+        if not await self._in_thread(self._store.reward, row, rewards, oldest, note, self._clock.now_s()):
+            return await self.reward(run, rewards)  # a call that ended in between is looked at, too
         await self._in_thread(self._close_groups)
         return await self.state(run)
 
@@ -236,25 +237,27 @@ class AgentRuns:
         """Closes groups that are complete, or due with two runs or more; drops runs that became too old (blocking)."""
         now_s, rules = self._clock.now_s(), self.rules
         for (_, task), members in self._store.waiting().items():
-            old = [row for row in members if self._age_note(row.oldest_step)]
-            for row in old:
-                self._store.refuse([row.number], RunState.WAITING, self._age_note(row.oldest_step))
-            fresh = [row.number for row in members if row not in old]
+            fresh: list[RunRow] = []
+            for row in members:
+                if note := self._age_note(row.oldest_step):
+                    self._store.refuse([row.number], RunState.WAITING, note)
+                else:
+                    fresh.append(row)
+            numbers = [row.number for row in fresh]
             if not task:
-                for number in fresh:
+                for number in numbers:
                     self._store.close_group([number], f"run {number}", self._compute_dtype, now_s)
                 continue
-            while len(fresh) >= rules.group_size:
-                self._store.close_group(fresh[: rules.group_size], task, self._compute_dtype, now_s)
-                fresh = fresh[rules.group_size :]
-            if not fresh or now_s < min(row.rewarded_s for row in members if row.number in fresh) + rules.group_s:
+            while len(numbers) >= rules.group_size:
+                self._store.close_group(numbers[: rules.group_size], task, self._compute_dtype, now_s)
+                numbers = numbers[rules.group_size :]
+            if not numbers or now_s < fresh[-len(numbers)].rewarded_s + rules.group_s:
                 continue
-            if len(fresh) > 1 or rules.takes_single_runs:
-                self._store.close_group(fresh, task, self._compute_dtype, now_s)
+            if len(numbers) > 1 or rules.takes_single_runs:
+                self._store.close_group(numbers, task, self._compute_dtype, now_s)
             else:
-                self._store.refuse(
-                    fresh, RunState.WAITING, f"no other run of its task was rewarded within {rules.group_s:g} s"
-                )
+                note = f"no other run of its task was rewarded within {rules.group_s:g} s"
+                self._store.refuse(numbers, RunState.WAITING, note)
 
     def _age_note(self, oldest: int) -> str:
         age, most = self._version().step - oldest, self.rules.max_age_steps
@@ -264,8 +267,8 @@ class AgentRuns:
         num_open, num_bytes = await self._in_thread(self._store.totals, run.owner)
         if num_open >= MAX_OPEN_RUNS or num_bytes > MAX_BYTES:
             raise RequestRefused(
-                f"{num_open} runs of this key wait for a reward, of at most {MAX_OPEN_RUNS}, with {num_bytes} bytes of "
-                f"{MAX_BYTES}; reward them, or wait {IDLE_S:g} s",
+                f"{num_open} runs of this key wait for a reward or for others of their task, at most {MAX_OPEN_RUNS}, "
+                f"with {num_bytes} bytes of {MAX_BYTES}; reward them, or wait {IDLE_S:g} s",
                 status=429,
             )
         forgotten = await self._in_thread(self._store.open_run, run.owner, run.name, task, secret, self._clock.now_s())

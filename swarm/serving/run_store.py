@@ -142,13 +142,9 @@ class RunStore:
         return _row(rows[0]) if rows else None
 
     def totals(self, owner: str) -> tuple[int, int]:
-        """Number of open runs of a key, and bytes of all calls that are kept for it."""
-        query = (
-            "SELECT COALESCE(SUM(state = ?), 0), COALESCE(SUM(num_bytes), 0) FROM runs "
-            "WHERE state IN (?, ?, ?) AND owner = ?"
-        )
-        states = (RunState.OPEN, RunState.OPEN, RunState.WAITING, RunState.CLOSED)
-        return self._rows(query, (*states, owner))[0]
+        """Number of runs of a key that are not over, and bytes of all calls that are kept for it."""
+        query = "SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM runs WHERE state IN (?, ?, ?) AND owner = ?"
+        return self._rows(query, (RunState.OPEN, RunState.WAITING, RunState.CLOSED, owner))[0]
 
     def add_call(self, run: int, call: RecordedCall, now_s: float) -> bool:
         """Records a call of an open run; False if the run is over."""
@@ -175,17 +171,22 @@ class RunStore:
             _unpacked(row[0]) for row in self._rows("SELECT body FROM calls WHERE run = ? ORDER BY place", (run,))
         )
 
-    def reward(self, run: int, rewards: Mapping[str, float], oldest_step: int, note: str, now_s: float) -> None:
-        """Gives an open run its reward: it waits for its group, or with a note is over."""
+    def reward(self, row: RunRow, rewards: Mapping[str, float], oldest_step: int, note: str, now_s: float) -> bool:
+        """Gives an open run its reward: it waits for its group, or with a note is over.
+
+        Returns:
+            False if the run was over already, or got another call since `row` was read: nothing changed then.
+        """
         state = RunState.REFUSED if note else RunState.WAITING
         with self._changing():
             changed = self._do(
                 "UPDATE runs SET rewards = ?, oldest_step = ?, rewarded_s = ?, state = ?, note = ? "
-                "WHERE number = ? AND state = ?",
-                (json.dumps(dict(rewards)), oldest_step, now_s, state, note, run, RunState.OPEN),
+                "WHERE number = ? AND state = ? AND num_calls = ?",
+                (json.dumps(dict(rewards)), oldest_step, now_s, state, note, row.number, RunState.OPEN, row.num_calls),
             )
             if changed and note:
-                self._drop_calls(run)
+                self._drop_calls(row.number)
+        return bool(changed)
 
     def waiting(self) -> dict[tuple[str, str], list[RunRow]]:
         """Runs that wait for others, in the order of their rewards, by key and task."""

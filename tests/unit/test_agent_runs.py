@@ -15,6 +15,7 @@ from swarm.model.conversations import conversation_ids
 from swarm.objectives.draw_batch import make_batch
 from swarm.serving import agent_runs
 from swarm.serving.agent_runs import RunKey
+from swarm.serving.run_groups import RecordedCall
 from swarm.serving.run_store import RunState, RunStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ScriptedVerifier
@@ -243,6 +244,25 @@ def test_a_reward_that_is_no_bounded_number_changes_nothing(tmp_path: Path, body
         assert it.reward("one", {"reward": 1})[0] == 200
 
 
+def test_a_call_that_ends_while_its_run_is_rewarded_is_looked_at_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world(tmp_path, "a") as it:
+        it.call("one", user("1"))
+        looks, read = list[int](), RunStore.calls
+
+        def read_late(store: RunStore, run: int) -> tuple[RecordedCall, ...]:
+            calls = read(store, run)
+            looks.append(len(calls))
+            if len(looks) == 1:
+                it.call("one", user("2"))
+            return calls
+
+        monkeypatch.setattr(RunStore, "calls", read_late)
+        assert it.reward("one", {"reward": 1})[1]["num_calls"] == 2
+        assert looks[:2] == [1, 2]
+
+
 def test_runs_and_bytes_of_a_key_are_bounded_and_of_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_runs, "MAX_OPEN_RUNS", 2)
     with world(tmp_path, "a") as it:
@@ -252,6 +272,8 @@ def test_runs_and_bytes_of_a_key_are_bounded_and_of_no_other(tmp_path: Path, mon
         status, reply = it.server.ask("/v1/chat/completions", body, key=ADA, headers={"X-Episode": "three"})
         assert status == 429 and "at most 2" in reply["error"]["message"]
         it.call("three", user("1"), key=BOB)
+        it.reward("two", {"reward": 1})  # now it waits for others of its task
+        assert it.server.ask("/v1/chat/completions", body, key=ADA, headers={"X-Episode": "three"})[0] == 429
         monkeypatch.setattr(agent_runs, "MAX_BYTES", 10)
         it.call("one", user("2"))  # it is answered, and not kept
         assert "bytes are kept for this key" in it.reward("one", {"reward": 1})[1]["reason"]
@@ -298,7 +320,8 @@ def test_a_group_is_closed_once_though_several_threads_see_that_it_is_complete(t
     with world(tmp_path, "a") as it:
         for run in ("one", "two"):
             it.call(run, user("1"))
-            it.store.reward(it.store.find("ada", run).number, {"outcome": 1.0}, 3, "", it.clock.now_s())  # type: ignore[union-attr]
+            row = it.store.find("ada", run)
+            assert row is not None and it.store.reward(row, {"outcome": 1.0}, 3, "", it.clock.now_s())
         (members,) = it.store.waiting().values()
         for _ in range(2):  # as two threads that read before either wrote
             it.store.close_group([row.number for row in members], "t", "float32", it.clock.now_s())

@@ -36,7 +36,7 @@ MOST_LINES = {
     "operation": 25_530,
     "packages": 96_500,
     "benchmarks": 10_000,
-    "tests": 78_000,
+    "tests": 78_040,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
