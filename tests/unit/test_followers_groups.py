@@ -1,6 +1,7 @@
 """Groups of our own lineage that another node made: admission, draw, restart, and events."""
 
 import asyncio
+import logging
 from dataclasses import replace
 
 import pytest
@@ -91,7 +92,7 @@ async def test_a_trainer_whose_followers_leave_out_log_probs_says_why_it_makes_n
         assert isinstance(await bench.receive(replace(group, rollouts=rollouts)), ScoredGroup)
         await asyncio.sleep(SAID_AFTER_S / 2)
     await until(lambda: bool(caplog.records), "the warning")
-    assert [record.message.partition(";")[0] for record in caplog.records if record.levelname == "WARNING"] == [
+    assert [record.message.partition(";")[0] for record in caplog.records if record.levelno == logging.WARNING] == [
         "no step: the groups that wait are of newcomers, or lack log-probs, and fill an eighth of a draw at most"
     ]
     drawing.cancel()
