@@ -169,10 +169,13 @@ def _number(value: Any, least: float = -math.inf, most: float = math.inf) -> flo
     return float(value)
 
 
-_TOLD: Final = (("<tool_call>", "</tool_call>"), ("```", "```"))  # what an environment reads of a turn with such parts
+_READ_PARTS: Final = (
+    ("<tool_call>", "</tool_call>"),
+    ("```", "```"),
+)  # what an environment reads of a turn with such parts
 
 
-def untold_share(actions: Actions, transitions: Sequence[Transition] = ()) -> float:
+def free_text_share(actions: Actions, transitions: Sequence[Transition] = ()) -> float:
     """Share of an episode's characters beside what its environment reads; takes time linear in the texts.
 
     A turn with tool calls or fenced code is read there alone, a malformed one nowhere, any other one as a whole.
@@ -182,16 +185,16 @@ def untold_share(actions: Actions, transitions: Sequence[Transition] = ()) -> fl
         transitions: their outcomes, as far as they are known.
     """
     statuses = [each.status for each in transitions] + [TurnStatus.OK] * len(actions)
-    told = (
-        0 if status is TurnStatus.MALFORMED else _num_told(text)
+    read = (
+        0 if status is TurnStatus.MALFORMED else _num_read(text)
         for text, status in zip(actions, statuses, strict=False)
     )
     total = sum(map(len, actions))
-    return 1 - sum(told) / total if total else 0.0
+    return 1 - sum(read) / total if total else 0.0
 
 
-def _num_told(text: str) -> int:
-    for opening, closing in _TOLD:
+def _num_read(text: str) -> int:
+    for opening, closing in _READ_PARTS:
         if opening in text:
             count = at = 0
             while (begin := text.find(opening, at)) >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:

@@ -12,7 +12,7 @@ from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from swarm.episode import OUTCOME, untold_share
+from swarm.episode import OUTCOME, free_text_share
 from swarm.types import (
     Digest,
     Draw,
@@ -142,7 +142,7 @@ class GroupStored(Event):
     num_turns: int = 1  # of its longest episode
     versions: tuple[VersionName, ...] = ()  # that made its tokens, oldest first
     compute_dtype: str = ""  # of the forward passes that made its tokens, as its producer claims
-    untold_share: float = 0.0  # `untold_share` of its episodes of more reward than their mean
+    free_text_share: float = 0.0  # `free_text_share` of its episodes of more reward than their mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -621,15 +621,15 @@ def _group_fields(scored: ScoredGroup) -> dict[str, Any]:
         "num_turns": max([len(rollout.actions) for rollout in group.rollouts], default=0),
         "versions": tuple([(version.step, digest_text(version.digest)) for version in group.versions]),
         "compute_dtype": group.compute_dtype,
-        "untold_share": _untold_share(scored),
+        "free_text_share": _free_text_share(scored),
     }
 
 
-def _untold_share(scored: ScoredGroup) -> float:
+def _free_text_share(scored: ScoredGroup) -> float:
     """Mean over the episodes that a learner is taught: those of more reward than the mean; 0 without any."""
     mean, outcomes = _mean(scored.rewards), scored.outcomes
     shares = [
-        untold_share(rollout.actions, outcomes[place].transitions if outcomes else ())
+        free_text_share(rollout.actions, outcomes[place].transitions if outcomes else ())
         for place, rollout in enumerate(scored.group.rollouts)
         if scored.rewards[place] > mean
     ]

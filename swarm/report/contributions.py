@@ -76,7 +76,8 @@ def _sum(rows: Sequence[ContributionRow]) -> ContributionRow:
         producer="",
         num_brought=sum(row.num_brought for row in rows),
         num_bytes=sum(row.num_bytes for row in rows),
-        untold_share=sum(row.untold_share * row.num_brought for row in rows) / max(1, sum(r.num_brought for r in rows)),
+        free_text_share=sum(row.free_text_share * row.num_brought for row in rows)
+        / max(1, sum(r.num_brought for r in rows)),
         num_learned_from=sum(row.num_learned_from for row in rows),
         num_set_aside=sum(row.num_set_aside for row in rows),
         num_without_signal=sum(row.num_without_signal for row in rows),

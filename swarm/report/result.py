@@ -78,7 +78,7 @@ class ContributionRow:
     num_brought: int = 0  # groups that were made here, or admitted
     num_bytes: int = 0  # of these
     compute_dtype: str = ""  # that the newest of them names; empty: none
-    untold_share: float = 0.0  # mean over the groups brought: characters of better answers beside what is paid
+    free_text_share: float = 0.0  # mean over the groups brought: characters of better answers beside what is paid
     num_learned_from: int = 0  # uses
     num_set_aside: int = 0  # drawn and not learned from
     num_without_signal: int = 0  # of the own lineage, used up by draws

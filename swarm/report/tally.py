@@ -71,7 +71,7 @@ class NodeTally:
         self._made: dict[int, tuple[int, float, int]] = {}  # minute -> groups, sum of their rewards, tokens
         self._brought = Counter[NodeId]()  # groups, by producer
         self._brought_bytes = Counter[NodeId]()
-        self._untold = defaultdict[NodeId, float](float)  # sum of the shares
+        self._free_text = defaultdict[NodeId, float](float)  # sum of the shares
         self._compute_dtypes: dict[NodeId, str] = {}  # of the newest group
         self._curriculum: set[str] = set()
         self._refusals = Counter[str]()
@@ -219,7 +219,7 @@ class NodeTally:
         self._stored[event.digest] = (sys.intern(event.env), event.num_turns, producer, sys.intern(event.policy_id))
         self._brought[producer] += 1
         self._brought_bytes[producer] += event.size_bytes
-        self._untold[producer] += event.untold_share
+        self._free_text[producer] += event.free_text_share
         self._compute_dtypes[producer] = event.compute_dtype
 
     def _add_refused(self, event: GroupRefused | EarlierRefusals) -> None:
@@ -321,7 +321,7 @@ class NodeTally:
                 num_brought=self._brought[producer],
                 num_bytes=self._brought_bytes[producer],
                 compute_dtype=self._compute_dtypes.get(producer, ""),
-                untold_share=self._untold[producer] / max(1, self._brought[producer]),
+                free_text_share=self._free_text[producer] / max(1, self._brought[producer]),
                 num_learned_from=learned_from[producer],
                 num_set_aside=drawn[producer] - learned_from[producer],
                 num_without_signal=lost[0][producer],

@@ -14,6 +14,7 @@ import math
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from swarm.clock import Clock
@@ -130,18 +131,9 @@ class AgentRuns:
 
     async def record(self, row: RunRow, call: RecordedCall) -> None:
         """Records an answer before its caller has it. Raises RequestRefused if the run is over, or the disk full."""
-        newest = await self._in_thread(self._store.find, row.owner, row.name)
-        if newest is None or newest.note:
-            return
-        _, num_bytes = await self._in_thread(self._store.totals, row.owner)
-        note = ""
-        if newest.num_calls >= MAX_TURNS:
-            note = f"more than {MAX_TURNS} calls"
-        elif num_bytes > MAX_BYTES:
-            note = f"calls of {num_bytes} bytes are kept for this key already, at most {MAX_BYTES}"
-        if note:
-            return await self._in_thread(self._store.spoil, row.number, note)
-        if not await self._in_thread(self._store.add_call, row.number, call, self._clock.now_s()):
+        bounds = {"max_calls": MAX_TURNS, "max_bytes": MAX_BYTES}
+        add = partial(self._store.add_call, row.number, call, self._clock.now_s(), **bounds)
+        if not await self._in_thread(add):
             raise RequestRefused(f"the run {row.name!r} is over: it got its reward during this call", "X-Episode", 409)
 
     async def reward(self, run: RunKey, rewards: Mapping[str, float]) -> JsonDict:

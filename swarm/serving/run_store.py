@@ -146,24 +146,34 @@ class RunStore:
         query = "SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM runs WHERE state IN (?, ?, ?) AND owner = ?"
         return self._rows(query, (RunState.OPEN, RunState.WAITING, RunState.CLOSED, owner))[0]
 
-    def add_call(self, run: int, call: RecordedCall, now_s: float) -> bool:
-        """Records a call of an open run; False if the run is over."""
+    def add_call(self, run: int, call: RecordedCall, now_s: float, *, max_calls: int, max_bytes: int) -> bool:
+        """Records a call of an open run; False if the run is over.
+
+        Beyond `max_calls` of the run, or `max_bytes` of all that is kept for its key, the run loses its calls, with a
+        note why it is not learned from; it still takes its reward.
+        """
         body = _packed(call)
         with self._changing():
-            changed = self._do(
-                "UPDATE runs SET num_calls = num_calls + 1, num_bytes = num_bytes + ?, used_s = ? "
-                "WHERE number = ? AND state = ?",
-                (len(body), now_s, run, RunState.OPEN),
+            query = "SELECT owner, note, num_calls FROM runs WHERE number = ? AND state = ?"
+            found = self._rows(query, (run, RunState.OPEN))
+            if not found:
+                return False
+            ((owner, note, num_calls),) = found
+            num_bytes = self.totals(owner)[1] + len(body)
+            if not note and num_calls >= max_calls:
+                note = f"more than {max_calls} calls"
+            elif not note and num_bytes > max_bytes:
+                note = f"calls of {num_bytes} bytes are kept for this key, more than {max_bytes}"
+            if note:
+                self._do("UPDATE runs SET note = ?, used_s = ? WHERE number = ?", (note, now_s, run))
+                self._drop_calls(run)
+                return True
+            self._do(
+                "UPDATE runs SET num_calls = num_calls + 1, num_bytes = num_bytes + ?, used_s = ? WHERE number = ?",
+                (len(body), now_s, run),
             )
-            if changed:
-                self._do("INSERT INTO calls SELECT number, num_calls, ? FROM runs WHERE number = ?", (body, run))
-        return bool(changed)
-
-    def spoil(self, run: int, note: str) -> None:
-        """Drops the calls of an open run that cannot be learned from; it still takes its reward."""
-        with self._changing():
-            self._do("UPDATE runs SET note = ? WHERE number = ?", (note, run))
-            self._drop_calls(run)
+            self._do("INSERT INTO calls VALUES (?, ?, ?)", (run, num_calls + 1, body))
+        return True
 
     def calls(self, run: int) -> tuple[RecordedCall, ...]:
         """The calls of a run, in order."""

@@ -146,8 +146,9 @@ _LIST = (
     _counter("exchange/refused_total", "groups", "Groups of others refused, by reason", "few; duplicate is harmless",
              "reason"),
     _counter("exchange/source_admitted_total", "groups", "Groups admitted, by producer", "rises", "source"),
-    _gauge("exchange/source_untold_share", "share", "Characters of a source's newest better answers beside the calls, "
-           "code or readable turns that are paid: free text that the policy is taught", "as of own groups", "source"),
+    _gauge("exchange/source_free_text_share", "share", "Characters of a source's newest better answers beside the "
+           "calls, code or readable turns that are paid: free text that the policy is taught", "as of own groups",
+           "source"),
     _counter("exchange/source_refused_total", "groups", "Groups refused, by producer (by sender, where no signature "
              "says whose they are)", "few", "source"),
     _histogram("exchange/arrival_s", "s", "From creation at the producer to admission here (includes clock skew)",

@@ -138,7 +138,7 @@ class Telemetry:
             case GroupAdmitted():
                 self.count("exchange/admitted_total")
                 self.count("exchange/source_admitted_total", source=short(event.producer))
-                self.gauge("exchange/source_untold_share", event.untold_share, source=short(event.producer))
+                self.gauge("exchange/source_free_text_share", event.free_text_share, source=short(event.producer))
                 self.observe("exchange/arrival_s", max(0.0, event.age_s))
             case GroupRefused():
                 self.count("exchange/refused_total", event.count, reason=event.reason)

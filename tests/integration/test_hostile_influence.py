@@ -6,7 +6,7 @@ That such groups come from no policy is not found out: what is bounded is their 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,17 @@ class AttackedTrainer(AttackedNode):
         watch = client.watch(VICTIM.node_id, 8)
         return asyncio.create_task(self._deliver(sender, watch, seconds, most, has_logprobs))
 
+    async def draws_beside(self, followers: "Sequence[asyncio.Task[None]]") -> Counter[NodeId]:
+        """Groups of each producer in twelve draws; the followers end then."""
+        drawn = Counter[NodeId]()
+        for _ in range(12):
+            draw = await self.next_draw()
+            drawn.update(each.scored.group.producer for each in draw.groups)
+        for task in followers:
+            task.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+        return drawn
+
     async def _deliver(
         self, sender: Sender, news: AsyncIterator[Any], seconds: float, most: int, has_logprobs: bool
     ) -> None:
@@ -144,13 +155,7 @@ async def test_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(tmp_
     async with AttackedTrainer(tmp_path, members=(VICTIM, *HONEST)) as node:
         followers = [await node.is_followed_by(identity, 0.1) for identity in HONEST]
         followers += [await node.is_followed_by(identity, 0.0) for identity in HOSTILE]
-        drawn = Counter[NodeId]()
-        for _ in range(12):
-            draw = await node.next_draw()
-            drawn.update(each.scored.group.producer for each in draw.groups)
-        for task in followers:
-            task.cancel()
-        await asyncio.gather(*followers, return_exceptions=True)
+        drawn = await node.draws_beside(followers)
         num_hostile = sum(drawn[each.node_id] for each in HOSTILE)
         assert num_hostile <= drawn.total() / SHARE + 1, drawn
 
@@ -162,13 +167,7 @@ async def test_in_a_private_run_free_keys_without_log_probs_have_an_eighth_of_th
     async with AttackedTrainer(tmp_path, members=()) as node:
         followers = [await node.is_followed_by(identity, 0.1) for identity in HONEST]
         followers += [await node.is_followed_by(identity, 0.0, has_logprobs=False) for identity in HOSTILE]
-        drawn = Counter[NodeId]()
-        for _ in range(12):
-            draw = await node.next_draw()
-            drawn.update(each.scored.group.producer for each in draw.groups)
-        for task in followers:
-            task.cancel()
-        await asyncio.gather(*followers, return_exceptions=True)
+        drawn = await node.draws_beside(followers)
         num_hostile = sum(drawn[each.node_id] for each in HOSTILE)
         assert 0 < num_hostile <= drawn.total() / SHARE + 1, drawn
 

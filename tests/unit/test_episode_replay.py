@@ -15,9 +15,9 @@ from swarm.episode import (
     Message,
     Transition,
     TurnStatus,
+    free_text_share,
     outcome_from_json,
     outcome_to_json,
-    untold_share,
 )
 
 
@@ -235,9 +235,9 @@ def test_what_is_held_out_follows_from_all_that_the_number_draws() -> None:
     ],
 )
 def test_text_beside_what_is_read_is_shown_as_a_share(text: str, status: TurnStatus, share: float) -> None:
-    assert untold_share((text,), [Transition(status=status)]) == pytest.approx(share)
+    assert free_text_share((text,), [Transition(status=status)]) == pytest.approx(share)
 
 
 def test_ends_that_do_not_come_cost_a_search_no_more_than_the_text() -> None:
-    assert untold_share(("<tool_call>" * 200_000,)) == 1.0
-    assert untold_share(("abcd", "```" * 100_001), [Transition()]) == pytest.approx(3 / 300_007)
+    assert free_text_share(("<tool_call>" * 200_000,)) == 1.0
+    assert free_text_share(("abcd", "```" * 100_001), [Transition()]) == pytest.approx(3 / 300_007)

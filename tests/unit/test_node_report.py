@@ -247,11 +247,11 @@ def test_several_nodes_are_side_by_side_and_their_names_differ(tmp_path: Path) -
 
 
 def test_free_text_beside_paid_answers_is_shown_by_producer(tmp_path: Path) -> None:
-    untold = make(GroupAdmitted, digest="ba", producer=BELL, policy_id=BELL, via=BELL, untold_share=0.25)
-    ada = node_directory(tmp_path / "one", [put("aa"), untold, drawn(1, use("aa"), use("ba", BELL)), step_made(1)])
+    admitted = make(GroupAdmitted, digest="ba", producer=BELL, policy_id=BELL, via=BELL, free_text_share=0.25)
+    ada = node_directory(tmp_path / "one", [put("aa"), admitted, drawn(1, use("aa"), use("ba", BELL)), step_made(1)])
     result = NodeReports([ada]).read(0)
     (node,) = result.swarm.nodes
-    assert {row.producer: row.untold_share for row in node.contributions} == {ADA: 0.0, BELL: 0.25}
+    assert {row.producer: row.free_text_share for row in node.contributions} == {ADA: 0.0, BELL: 0.25}
     assert "<td>25.0 %</td>" in render_html(result)
 
 
