@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from swarm.errors import Unavailable
 from swarm.interfaces import Reservation
 from swarm.simulate.local.processes import Process
@@ -49,6 +51,15 @@ async def until(
             raise AssertionError(f"the task ended before {what} came: {beside}")
         assert time.monotonic() < end_s, f"waited {most_s:g} s for this: {what}"
         await asyncio.sleep(0.005)
+
+
+def has_ended(process: psutil.Process | int) -> bool:
+    """True for a process that runs no more, also while whoever adopted it has yet to collect its exit code."""
+    try:
+        process = psutil.Process(process) if isinstance(process, int) else process
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 async def hold(reservation: Reservation) -> "asyncio.Task[None]":

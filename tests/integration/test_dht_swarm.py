@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from waits import until
+from waits import has_ended, until
 
 from swarm.clock import SystemClock
 from swarm.config import DirectoryConfig
@@ -96,11 +96,7 @@ async def swarm() -> AsyncIterator[Swarm]:
 async def strike(pid: int, how: signal.Signals) -> None:
     """Sends a signal and waits until it has had its effect."""
     os.kill(pid, how)
-
-    async def is_still() -> bool:
-        return not psutil.pid_exists(pid) or psutil.Process(pid).status() in (psutil.STATUS_STOPPED, "zombie")
-
-    await until(is_still)
+    await until(lambda: has_ended(pid) or psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 async def sees(directory: HivemindDirectory) -> set[NodeId]:
@@ -398,11 +394,7 @@ async def test_the_daemon_dies_with_a_killed_process(how: signal.Signals) -> Non
     pid = int(await process.stdout.readline())
     process.send_signal(how)
     await process.wait()
-
-    async def is_gone() -> bool:
-        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-    await until(is_gone)
+    await until(lambda: has_ended(pid))
 
 
 async def part(west: list[HivemindDirectory], east: list[HivemindDirectory]) -> None:

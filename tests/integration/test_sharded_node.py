@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from waits import HANG_S, until
+from waits import HANG_S, has_ended, until
 
 from node.daemon import Daemon
 from node.ranks import STORE_VARIABLE
@@ -111,7 +111,7 @@ async def test_a_node_of_two_ranks_learns_outlives_one_of_them_and_leaves_nothin
         assert ears and ears <= {"127.0.0.1", "::1"}  # nothing of it is reached from another machine
         os.kill(before[1].pid, signal.SIGKILL)
         reached = daemon.agent.head.step
-        await until(lambda: daemon.status()["restarts"]["worker"] == 1 and not before[0].is_running(), beside=task)
+        await until(lambda: daemon.status()["restarts"]["worker"] == 1 and has_ended(before[0]), beside=task)
         await until(lambda: daemon.agent.head.step > reached + 2, beside=task)
         after = ranks()
         assert sorted(after) == [0, 1] and {p.pid for p in after.values()}.isdisjoint(p.pid for p in before.values())
@@ -184,6 +184,6 @@ async def test_an_exception_in_the_first_ranks_step_ends_all_and_they_start_agai
         await until((tmp_path / "failed").exists, beside=task)
         before = ranks()
         await until(lambda: daemon.status()["restarts"]["worker"] == 1, beside=task)
-        assert not any(process.is_running() for process in before.values())
+        assert all(map(has_ended, before.values()))
         await until(lambda: daemon.agent.head.step == 2, beside=task)
     assert "MemoryError: on the first rank alone" in capfd.readouterr().err

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from waits import until
+from waits import has_ended, until
 
 COMMAND = ("-m", "swarm.cli.main", "simulate", "--preset", "tiny", "--nodes", "2")
 ENDED = "stopped by a signal: the coordinator and every node have ended; what they wrote is in"
@@ -39,7 +39,7 @@ async def stopped(out: Path, when: Path | None, numbers: Sequence[signal.Signals
         process.send_signal(number)
         await asyncio.sleep(0.2)
     text, _ = await process.communicate()
-    assert not [child for child in started if child.is_running()], "it outlived the simulation"
+    assert all(map(has_ended, started)), "it outlived the simulation"
     assert process.returncode is not None
     return process.returncode, text.decode()
 

@@ -15,7 +15,7 @@ from typing import Any, Never
 
 import psutil
 import pytest
-from waits import until
+from waits import has_ended, until
 
 from node import expectations
 from node.disk_budget import takes_line
@@ -119,7 +119,7 @@ async def test_a_worker_ends_with_its_node_where_no_kernel_does_that() -> None:
     assert parent.stdout is not None
     child = psutil.Process(int(await parent.stdout.readline()))
     parent.kill()
-    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    await until(lambda: has_ended(child))
     await parent.communicate()
 
 
