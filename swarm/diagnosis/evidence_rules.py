@@ -50,13 +50,13 @@ def did_not_learn(snapshot: Snapshot) -> Diagnosed | None:
         return None
     first, newest, (low, high) = gain or (0.0, 0.0, (0.0, 0.0))
     verdict, whole, gravity = evidence.verdict, evidence.whole, Gravity.HARMS
+    is_by_heart = whole is not None and low > max(0.0, whole.interval[1])
     claim = {
         Learned.NO: "it did not learn, and no known fault explains it",
         Learned.WORSE: "it got worse, and no known fault explains it",
         Learned.COMMONEST: "it learned no more than the commonest answer would give",
     }.get(verdict, "")
     if verdict is Learned.NO and whole is not None and low > 0:
-        is_by_heart = low > whole.interval[1]
         gravity = Gravity.HARMS if is_by_heart or is_over else Gravity.NOTE
         claim = "the reward in training rose, and held-out success did not: " + (
             "what is learned does not carry over"
@@ -73,7 +73,8 @@ def did_not_learn(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=claim,
         fix="; ".join(
-            f"{number}) {each}" for number, each in enumerate(_what_to_try(snapshot, low > 0)[:MOST_TRIES], 1)
+            f"{number}) {each}"
+            for number, each in enumerate(_what_to_try(snapshot, low > 0, is_by_heart)[:MOST_TRIES], 1)
         ),
         evidence=(
             f"{evidence.words} (evaluation in events.jsonl)",
@@ -83,11 +84,17 @@ def did_not_learn(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
-def _what_to_try(snapshot: Snapshot, is_rising: bool) -> list[str]:
-    """Things to try, the likeliest first, each with the figure that speaks for it."""
+def _what_to_try(snapshot: Snapshot, is_rising: bool, is_by_heart: bool) -> list[str]:
+    """Things to try, the likeliest first, each with the figure that speaks for it.
+
+    `is_rising`: the reward in training rises; `is_by_heart`: by more than held-out success can have risen.
+    """
     whole, found = snapshot.learning.whole, list[str]()
     if whole is not None and whole.before >= KNOWN:
         found.append("harder tasks: nothing is left to learn from these")
+    is_short = bool(snapshot.made) and snapshot.made[-1].step < SHORT
+    if is_short and is_rising and not is_by_heart:
+        found.append(f"more steps than {snapshot.made[-1].step}: the reward in training rises")
     used = sum(use.is_own_policy for draw in snapshot.draws for use in draw.groups)
     equal = sum(draw.num_zero_variance for draw in snapshot.draws)
     if used + equal and used <= SMALL_SHARE * (used + equal):
@@ -105,10 +112,10 @@ def _what_to_try(snapshot: Snapshot, is_rising: bool) -> list[str]:
     if (cut_share(snapshot) or 0.0) >= SOME_CUT and snapshot.config is not None:
         longest = snapshot.config.generator.max_new_tokens
         found.append(f"longer answers than generator.max_new_tokens = {longest}: {cut_share(snapshot):.0%} are cut off")
-    if is_rising:
+    if is_by_heart:
         found.append("more different questions: the reward rises on those that it trains on")
     found += _of_rate(snapshot)
-    if snapshot.made and snapshot.made[-1].step < SHORT:
+    if is_short and not is_rising:
         found.append(f"more steps than {snapshot.made[-1].step}")
     if whole is None or whole.newest_step == whole.first_step:
         found.append(
