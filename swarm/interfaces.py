@@ -720,6 +720,8 @@ class LocalExchange(Protocol):
 
         `outcomes` [G] are those of runs of agents, which nobody can play again: such a group never leaves the node, and
         one that was stored before changes nothing.
+
+        Raises StorageFull: the store has no room for a group with `outcomes`; others are dropped.
         """
         ...
 

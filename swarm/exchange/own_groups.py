@@ -63,9 +63,11 @@ class OwnGroups:
         self._warnings = TokenBucket(per_s=1 / 60, burst=3, at_s=self._context.clock.monotonic_s())
 
     async def put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()) -> float:
-        """Stores a finished group; returns its mean reward, NaN if it was dropped. Raises LookupError: unknown task.
+        """Stores a finished group; returns its mean reward, NaN if it was dropped.
 
-        `outcomes`: as of `LocalExchange.put`.
+        Raises:
+            LookupError: unknown task.
+            StorageFull: the store has no room for a group with `outcomes` (as of `LocalExchange.put`).
         """
         if not outcomes:
             self.num_asked += 1  # also when it cannot be stored: the question is not asked again
@@ -81,6 +83,8 @@ class OwnGroups:
                 logger.error(full, extra={"error": str(error)})
             self.is_full = True
             self._context.emit(DiskFull(error=str(error)))
+            if outcomes:
+                raise  # what an agent did cannot be made again: its group waits for room
             return float("nan")
         except (RolloutFailed, TooLarge) as error:
             self.num_unscored += 1

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from swarm.clock import Clock
 from swarm.episode import MAX_TURNS, EpisodeOutcome
-from swarm.errors import StorageFull, Unavailable
+from swarm.errors import StorageFull, Unavailable, described
 from swarm.interfaces import Tokenizer
 from swarm.serving.openai_requests import RequestRefused
 from swarm.serving.run_groups import RecordedCall, group_of, oldest_step, why_not_learned
@@ -184,32 +184,47 @@ class AgentRuns:
 
     async def hand_over_loop(self, put: Put) -> None:
         """Closes groups whose time is over, and hands complete ones to the node, until cancelled."""
+        is_waiting = False
         while True:
             try:
                 await self.hand_over(put)
+                is_waiting = False
             except (StorageFull, Unavailable) as error:
-                logger.warning("runs of agents wait", extra={"error": str(error)})
+                if not is_waiting:  # once: a line each second would fill the rest of the disk
+                    logger.warning("runs of agents wait", extra={"error": str(error)})
+                is_waiting = True
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def hand_over(self, put: Put) -> None:
-        """One round: what is due is closed, and complete groups are handed over. Raises StorageFull, Unavailable."""
+        """One round: what is due is closed, and complete groups are handed over, those tried least first.
+
+        Raises:
+            StorageFull, Unavailable: the node takes no group now; the next round begins with another one.
+        """
         idle = await self._in_thread(self._store.idle, self._clock.now_s() - IDLE_S)
         if idle:
             await self._in_thread(
                 self._store.refuse, idle, RunState.OPEN, f"no reward came in {IDLE_S:g} s after its last call"
             )
         await self._in_thread(self._close_groups)
-        for closed in await self._in_thread(self._store.closed_groups):
+        waiting = await self._in_thread(self._store.closed_groups)
+        for closed in sorted(waiting, key=lambda each: self._num_tries.get(each.number, 0)):
             try:
                 group, outcomes = await self._in_thread(self._group_of, closed)
             except Exception:  # task boundary: of one group, whose rows the disk may have changed
                 logger.exception("a group of agents' runs cannot be made", extra={"task": closed.task})
                 await self._in_thread(self._store.settle, closed.number, "its calls cannot be read: see the node's log")
                 continue
-            is_put = not math.isnan(await put(group, outcomes))
             tries = self._num_tries[closed.number] = self._num_tries.get(closed.number, 0) + 1
-            if is_put or tries >= MAX_PUTS:
+            try:
+                is_put = not math.isnan(await put(group, outcomes))
                 note = "" if is_put else f"the node did not take its group, {tries} times: see its log"
+            except (StorageFull, Unavailable):
+                raise
+            except Exception as error:  # task boundary: of one group, whose values an agent chose
+                logger.exception("a group of agents' runs cannot be handed over", extra={"task": closed.task})
+                is_put, tries, note = False, MAX_PUTS, f"the node cannot take its group: {described(error)}"
+            if is_put or tries >= MAX_PUTS:
                 await self._in_thread(self._store.settle, closed.number, note)
                 del self._num_tries[closed.number]
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from swarm.environments.replay import MAX_REWARD
 from swarm.episode import OUTCOME, Message
 from swarm.types import Sampling
+from swarm.wire.rollout_groups import MAX_ID
 
 MAX_CHOICES: Final = 64  # of one request: prompts times n
 MAX_TOP: Final = 20
@@ -89,7 +90,7 @@ class SamplingFields(_Fields):
 
     temperature: Annotated[float, Field(ge=0, le=100), AfterValidator(_require_temperature)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0  # -1 and 0: off
+    top_k: Annotated[int, Field(ge=-1, lt=MAX_ID)] = 0  # -1 and 0: off
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: Annotated[int, Field(ge=1)] | None = None

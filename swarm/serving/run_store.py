@@ -188,11 +188,12 @@ class RunStore:
             False if the run was over already, or got another call since `row` was read: nothing changed then.
         """
         state = RunState.REFUSED if note else RunState.WAITING
+        as_read = (row.number, RunState.OPEN, row.num_calls, row.note)  # a call beyond the bounds leaves a note alone
         with self._changing():
             changed = self._do(
                 "UPDATE runs SET rewards = ?, oldest_step = ?, rewarded_s = ?, state = ?, note = ? "
-                "WHERE number = ? AND state = ? AND num_calls = ?",
-                (json.dumps(dict(rewards)), oldest_step, now_s, state, note, row.number, RunState.OPEN, row.num_calls),
+                "WHERE number = ? AND state = ? AND num_calls = ? AND note = ?",
+                (json.dumps(dict(rewards)), oldest_step, now_s, state, note, *as_read),
             )
             if changed and note:
                 self._drop_calls(row.number)

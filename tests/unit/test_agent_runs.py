@@ -1,6 +1,7 @@
 """Runs of agents: recorded token by token, rewarded once, compared within their task, and told what became of them."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swarm.clock import ManualClock
 from swarm.config.node_config import AGENT_RUNS
-from swarm.errors import Unavailable
+from swarm.episode import EpisodeOutcome
+from swarm.errors import StorageFull, Unavailable
 from swarm.exchange.agent import Agent
 from swarm.model.conversations import conversation_ids
 from swarm.objectives.draw_batch import make_batch
@@ -20,7 +23,7 @@ from swarm.serving.run_store import RunState, RunStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ScriptedVerifier
 from swarm.testing.nodes import make_agent, make_context
-from swarm.types import Correction, Draw, DrawnGroup
+from swarm.types import Correction, Draw, DrawnGroup, RolloutGroup
 from swarm.wire.envelopes import seal_group
 from tests.worlds.agent_world import ADA, BOB, IDENTITY, world
 from tests.worlds.scripted_model import KEY, TOOL, called, tokenizer, user
@@ -261,6 +264,69 @@ def test_a_call_that_ends_while_its_run_is_rewarded_is_looked_at_too(
         monkeypatch.setattr(RunStore, "calls", read_late)
         assert it.reward("one", {"reward": 1})[1]["num_calls"] == 2
         assert looks[:2] == [1, 2]
+
+
+def test_a_call_beyond_the_bounds_while_its_run_is_rewarded_spoils_no_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world(tmp_path, "a") as it:
+        for run in ("one", "two", "three"):
+            it.call(run, user("1"))
+        calls = RunStore.calls
+
+        def look(store: RunStore, number: int) -> tuple[RecordedCall, ...]:
+            found = calls(store, number)
+            if found:
+                store.add_call(number, found[0], 0.0, max_calls=1, max_bytes=10**6)
+            return found
+
+        with monkeypatch.context() as racing:
+            racing.setattr(RunStore, "calls", look)
+            assert it.reward("one", {"reward": 1})[1]["reason"] == "more than 1 calls"
+        for run in ("two", "three"):
+            it.reward(run, {"reward": 0.5})
+        it.hand_over()
+        assert [outcome.reward for outcome in it.put[0][1]] == [0.5, 0.5]
+
+
+async def test_a_group_that_the_node_cannot_take_ends_neither_the_node_nor_other_groups(tmp_path: Path) -> None:
+    refused: list[Exception] = [StorageFull("full"), ValueError("out of range")]
+    with world(tmp_path, "a", group_size=1) as it:
+
+        async def put(group: RolloutGroup, outcomes: Sequence[EpisodeOutcome]) -> float:
+            if refused and outcomes[0].reward == 1:
+                raise refused.pop(0)
+            return await it.take(group, outcomes)
+
+        for task in ("first", "second"):
+            await asyncio.to_thread(it.call, task, user("1"), task=task)
+            await asyncio.to_thread(it.reward, task, {"reward": float(task == "first")})
+        with pytest.raises(StorageFull):
+            await it.runs.hand_over(put)
+        await it.runs.hand_over(put)
+        assert len(it.put) == 1 and it.put[0][1][0].reward == 0
+        first, second = [await it.runs.state(RunKey("ada", each)) for each in ("first", "second")]
+        assert first["state"] == "not_learned" and "ValueError: out of range" in first["reason"]
+        assert second["state"] == "learned"
+
+
+async def test_a_full_store_loses_no_run(tmp_path: Path) -> None:
+    with world(tmp_path, "a", group_size=1) as it:
+        await asyncio.to_thread(it.call, "one", user("1"))
+        await asyncio.to_thread(it.reward, "one", {"reward": 1})
+        full = make_agent(make_context(identity=IDENTITY), MemoryGroupStore(ManualClock(), 10), tokenizer=tokenizer())
+        for _ in range(agent_runs.MAX_PUTS + 1):
+            with pytest.raises(StorageFull):
+                await it.runs.hand_over(full.local.put)
+        await it.runs.hand_over(agent().local.put)
+        assert (await it.runs.state(RunKey("ada", "one")))["state"] == "learned"
+
+
+def test_a_count_that_no_group_can_hold_is_refused(tmp_path: Path) -> None:
+    with world(tmp_path, "a") as it:
+        body = {"messages": [user("1")], "top_k": 2**40}
+        status, reply = it.server.ask("/v1/chat/completions", body, key=ADA, headers={"X-Episode": "one"})
+        assert status == 400 and "top_k: Input should be less than 2147483648" in reply["error"]["message"]
 
 
 def test_runs_and_bytes_of_a_key_are_bounded_and_of_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

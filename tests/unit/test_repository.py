@@ -33,10 +33,10 @@ MOST_LINES = {
     "core": 49_110,
     "methods": 7_280,
     "extras": 5_680,
-    "operation": 25_530,
-    "packages": 96_500,
+    "operation": 25_570,
+    "packages": 96_600,
     "benchmarks": 10_000,
-    "tests": 78_040,
+    "tests": 78_140,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
