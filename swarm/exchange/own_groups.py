@@ -81,8 +81,9 @@ class OwnGroups:
             if not self.is_full:  # once: a line for each group would fill the rest of the disk
                 full = "store is full; groups of ours are dropped until there is room on the disk"
                 logger.error(full, extra={"error": str(error)})
+            if not (outcomes and self.is_full):  # such a group comes again each second
+                self._context.emit(DiskFull(error=str(error)))
             self.is_full = True
-            self._context.emit(DiskFull(error=str(error)))
             if outcomes:
                 raise  # what an agent did cannot be made again: its group waits for room
             return float("nan")

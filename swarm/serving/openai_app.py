@@ -35,7 +35,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from swarm.episode import Message
+from swarm.episode import MAX_TURNS, Message
 from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.interfaces import Completer, CompletionRequest, Tokenizer
 from swarm.model.plain_text import with_whole_characters
@@ -274,12 +274,12 @@ class OpenAiApp:
         requests = self._requests(asked, [prompt_ids], most, asked.top_logprobs if asked.logprobs else 0)
         return _Chat(messages, form, requests, (*asked.stops, *form.stops), run)
 
-    async def _finish(self, chat: "_Chat", turn: ChatTurn) -> None:
-        """Records and remembers a turn before its client has it. Raises RequestRefused if its run is over."""
+    async def _finish(self, chat: "_Chat", turn: ChatTurn, is_sent: bool = True) -> None:
+        """Records a turn, and remembers one that its client gets. Raises RequestRefused if its run is over."""
         made = turn.answer.completion.token_ids
         if chat.run is not None and self._runs is not None and made:
             await self._runs.record(chat.run, recorded_call(turn.answer, chat.requests[0].sampling))
-        if not turn.answer.stop:  # else the client has less text than the model made
+        if is_sent and not turn.answer.stop:  # else the client has less text than the model made
             is_ended = bool(made) and made[-1] in self._model.tokenizer.eos_ids
             self.memory.add(chat.messages, turn.text, [*turn.answer.prompt_ids, *made], is_ended)
 
@@ -380,14 +380,19 @@ class OpenAiApp:
         return [whole_answer(self._model.completer, self._model.tokenizer, each, stops) for each in requests]
 
     async def _turn(self, chat: "_Chat", request: CompletionRequest) -> ChatTurn:
-        """The first answer of the form, or the last that was tried, finished. Raises RequestRefused and Unavailable."""
+        """The first answer of the form. Raises RequestRefused if none of the tries has it, and Unavailable.
+
+        Each try of a run is a call of its own: with the first of the form alone, what is learned from would be drawn
+        given the form, and its log-probs would not.
+        """
         num_tries, problem = MAX_TRIES if request.sampling.temperature else 1, ""
+        if chat.run is not None:
+            num_tries = min(num_tries, max(1, MAX_TURNS - chat.run.num_calls))
         for seed in range(request.seed, request.seed + num_tries):
             (made,) = self._answers([replace(request, seed=seed)], chat.stops)
             turn = chat.form.read(await made)
             problem = chat.form.problem(turn)
-            if not problem or seed == request.seed + num_tries - 1:
-                await self._finish(chat, turn)
+            await self._finish(chat, turn, is_sent=not problem)
             if not problem:
                 return turn
         raise RequestRefused(f"the model gave no answer of the form that was asked for: {problem}", status=422)

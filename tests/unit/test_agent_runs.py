@@ -16,17 +16,32 @@ from swarm.errors import StorageFull, Unavailable
 from swarm.exchange.agent import Agent
 from swarm.model.conversations import conversation_ids
 from swarm.objectives.draw_batch import make_batch
-from swarm.serving import agent_runs
+from swarm.serving import agent_runs, openai_app
 from swarm.serving.agent_runs import RunKey
 from swarm.serving.run_groups import RecordedCall
 from swarm.serving.run_store import RunState, RunStore
+from swarm.serving.turn_form import MAX_TRIES
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ScriptedVerifier
 from swarm.testing.nodes import make_agent, make_context
-from swarm.types import Correction, Draw, DrawnGroup, RolloutGroup
+from swarm.types import Correction, Draw, DrawnGroup, Rollout, RolloutGroup
 from swarm.wire.envelopes import seal_group
 from tests.worlds.agent_world import ADA, BOB, IDENTITY, world
 from tests.worlds.scripted_model import KEY, TOOL, called, tokenizer, user
+
+
+def calls_of(group: RolloutGroup, rollout: Rollout, outcome: EpisodeOutcome) -> list[tuple[list[int], list[int]]]:
+    """Each action of a rollout, behind what its conversation has before it."""
+    trace, calls = rollout.trace, list[tuple[list[int], list[int]]]()
+    assert trace is not None
+    own = conversation_ids(outcome.conversations, trace.turn_ids, trace.action_mask)
+    for turn in range(len(rollout.actions)):
+        action = np.flatnonzero((trace.turn_ids == turn) & trace.action_mask)
+        conversation = own[action[0]]
+        before = trace.token_ids[: action[0]][own[: action[0]] == conversation].tolist()
+        opening = [] if conversation else group.prompt_ids.tolist()
+        calls.append(([*opening, *before], trace.token_ids[action].tolist()))
+    return calls
 
 
 def test_a_group_holds_the_tokens_that_were_sampled_after_the_very_tokens_that_they_were_sampled_after(
@@ -48,20 +63,14 @@ def test_a_group_holds_the_tokens_that_were_sampled_after_the_very_tokens_that_t
         assert outcomes[0].rewards == {"outcome": 1.0, "brevity": -2.5}
         assert outcomes[0].conversations == (0, 1, 0) and outcomes[1].conversations == (0,)
         assert group.rollouts[0].actions == (called(), "a part", "the sum is 3")
-        # each action, and what its conversation has before it
         for rollout, outcome, expected in zip(group.rollouts, outcomes, (replies, [other]), strict=True):
+            assert calls_of(group, rollout, outcome) == [
+                (reply["prompt_token_ids"], reply["choices"][0]["token_ids"]) for reply in expected
+            ]
             trace = rollout.trace
             assert trace is not None and trace.logprobs is not None
             assert rollout.sampling.temperature == 0.9
-            own = conversation_ids(outcome.conversations, trace.turn_ids, trace.action_mask)
-            for turn, reply in enumerate(expected):
-                action = np.flatnonzero((trace.turn_ids == turn) & trace.action_mask)
-                conversation = own[action[0]]
-                before = trace.token_ids[: action[0]][own[: action[0]] == conversation].tolist()
-                opening = [] if conversation else group.prompt_ids.tolist()
-                assert [*opening, *before] == reply["prompt_token_ids"]
-                assert trace.token_ids[action].tolist() == reply["choices"][0]["token_ids"]
-                assert np.all(trace.logprobs[action] == -0.5)
+            assert np.all(trace.logprobs[trace.action_mask] == -0.5)
             assert np.isnan(trace.logprobs[~trace.action_mask]).all()
             assert [span.version.step for span in trace.spans] == [3]
         states = [it.server.ask(f"/v1/episodes/{run}/reward", {"reward": 0.25}, key=ADA)[0] for run in ("one", "two")]
@@ -371,7 +380,35 @@ def test_streamed_calls_and_missed_forms_are_recorded_too(tmp_path: Path) -> Non
         assert it.server.send("/v1/chat/completions", body | {"stream": True}, key=ADA, headers=headers)[0] == 200
         needed = body | {"tools": [TOOL], "tool_choice": "required"}
         assert it.server.send("/v1/chat/completions", needed, key=ADA, headers=headers)[0] == 422
-        assert it.reward("one", {"reward": 0})[1]["num_calls"] == 2
+        assert it.reward("one", {"reward": 0})[1]["num_calls"] == 1 + MAX_TRIES
+
+
+def test_each_try_at_a_form_is_an_action_of_its_run_after_the_same_prompt(tmp_path: Path) -> None:
+    with world(tmp_path, "") as it:
+        for run in ("one", "two"):
+            it.server.engine.texts = ["no", '{"a": 1', '{"a": 2}', "no", "{}"]
+            fields = {"response_format": {"type": "json_object"}}
+            first = it.call(run, user("?"), **fields)
+            message = first["choices"][0]["message"]
+            second = it.call(run, user("?"), message, user("more"), **fields)
+            assert it.reward(run, {"reward": 1})[1]["num_calls"] == 5
+        it.hand_over()
+        ((group, outcomes),) = it.put
+        assert group.rollouts[0].actions == ("no", '{"a": 1', '{"a": 2}', "no", "{}")
+        assert outcomes[0].conversations == (0, 1, 2, 2, 3)
+        prompts = [prompt for prompt, _ in calls_of(group, group.rollouts[0], outcomes[0])]
+        assert prompts == 3 * [first["prompt_token_ids"]] + 2 * [second["prompt_token_ids"]]
+
+
+def test_tries_end_where_a_run_may_have_no_more_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_app, "MAX_TURNS", 3)
+    monkeypatch.setattr(agent_runs, "MAX_TURNS", 3)
+    with world(tmp_path, "no") as it:
+        it.call("one", user("1"))
+        body = {"messages": [user("1")], "response_format": {"type": "json_object"}}
+        headers = {"X-Episode": "one", "X-Task": "t"}
+        assert it.server.ask("/v1/chat/completions", body, key=ADA, headers=headers)[0] == 422
+        assert it.reward("one", {"reward": 1})[1]["num_calls"] == 3 and it.state("one")["state"] == "waiting"
 
 
 def test_a_damaged_file_of_runs_is_moved_aside(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ MOST_LINES = {
     "extras": 5_680,
     "operation": 25_570,
     "packages": 96_600,
-    "benchmarks": 10_000,
-    "tests": 78_140,
+    "benchmarks": 10_080,
+    "tests": 78_260,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from swarm.clock import ManualClock
 from swarm.episode import EpisodeOutcome
-from swarm.serving.agent_runs import AgentRuns, RunRules
+from swarm.serving.agent_runs import AgentRuns, RunKey, RunRules
 from swarm.serving.openai_app import ApiKey
 from swarm.serving.run_store import RunStore
 from swarm.testing.builders import make_identity
@@ -70,6 +70,10 @@ class World:
         status, reply = self.server.ask("/v1/chat/completions", body, key=key, headers=headers)
         assert status == 200, reply
         return reply
+
+    def state(self, run: str) -> dict[str, Any]:
+        """State of a run of Ada's."""
+        return asyncio.run(self.runs.state(RunKey("ada", run)))
 
     def reward(self, run: str, body: object, key: str = ADA) -> tuple[int, dict[str, Any]]:
         """Status and reply to a reward."""
