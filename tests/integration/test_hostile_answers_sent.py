@@ -75,7 +75,7 @@ async def test_a_long_word_costs_a_verifier_no_process_and_those_behind_it_nothi
         params={"path": str(tmp_path / "records.jsonl")},
     )
     async with (
-        SandboxVerifier((environment,), SandboxConfig()) as verifier,
+        SandboxVerifier((environment,), SandboxConfig(timeout_s=60.0)) as verifier,  # CPU time is the claim
         AnsweredNode(tmp_path / "node", environment, verifier) as node,
     ):
         eve, alice = await node.follow(EVE), await node.follow(ALICE)
