@@ -5,6 +5,7 @@ Invariant: hostile schemas and values cost bounded time: at most MAX_CHECKS comp
 Source: https://json-schema.org/draft/2020-12, without patterns, formats and remote references.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -50,10 +51,11 @@ class _Check:
             return found
         wanted = schema.get("type")
         names: list[Any] = cast("list[Any]", wanted) if isinstance(wanted, list) else [] if wanted is None else [wanted]
+        self._num_left -= len(names)
         if names and not any(_is_of(value, name) for name in names):
             return f"{place}: {type(value).__name__} is not {' or '.join(map(str, names))}"
         if "const" in schema and not _equal(value, schema["const"]):
-            return f"{place}: not the value {str(schema['const'])[:80]}"
+            return f"{place}: not the value {_shown(schema['const'])}"
         options = _list(schema.get("enum"))
         self._num_left -= len(options) + len(_list(schema.get("required")))
         if options and not any(_equal(value, each) for each in options):
@@ -69,8 +71,8 @@ class _Check:
             fields = cast("dict[str, Any]", value)
             known: dict[str, Any] = _dict(schema.get("properties"))
             for name in _list(schema.get("required")):
-                if name not in fields:
-                    return f"{place}: {str(name)[:80]!r} is missing"
+                if not isinstance(name, str) or name not in fields:
+                    return f"{place}: {_shown(name)!r} is missing"
             other = schema.get("additionalProperties")
             for name, inner in fields.items():
                 if found := self.misfit(inner, known.get(name, other), f"{place}.{name[:80]}", depth + 1):
@@ -110,7 +112,9 @@ class _Check:
     def _at(self, reference: str) -> object:
         """The schema that a reference inside of the document names; anything else fits everything."""
         found: Any = self._root
-        for part in reference.removeprefix("#").split("/")[1:]:
+        parts = reference.removeprefix("#").split("/")[1:]
+        self._num_left -= len(reference) // 16
+        for part in parts:
             found = _dict(found).get(part.replace("~1", "/").replace("~0", "~"))
         return found
 
@@ -125,6 +129,10 @@ def _is_of(value: object, name: object) -> bool:
 
 def _equal(one: object, other: object) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and one == other
+
+
+def _shown(value: object) -> str:
+    return value[:80] if isinstance(value, str) else reprlib.repr(value)  # in bounded time
 
 
 def _dict(value: object) -> dict[str, Any]:

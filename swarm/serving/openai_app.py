@@ -93,6 +93,7 @@ Result = TypeVar("Result")
 # Of a body: room for its fields, and for ten letters of each token of a prompt, as \uXXXX.
 BODY_BYTES: Final = 256 * 1024
 BODY_BYTES_PER_TOKEN: Final = 64
+RUN_BODY_BYTES: Final = 16 * 1024  # of the name, or the rewards, of a run
 MAX_OPEN: Final = 1024  # answers in progress
 DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI's
 DEFAULT_CHAT_TOKENS: Final = 1024  # room in the cache that an answer keeps; less if the context has less
@@ -525,7 +526,7 @@ class OpenAiApp:
         caller, runs = self._learning(request)
         if caller.run is not None:
             raise RequestRefused("no valid key: the key of a run opens no other", status=403)
-        asked = await self._read(OpenRun, request)
+        asked = await self._read(OpenRun, request, 0)
         run, key, reward_key = await runs.open_session(caller.owner, asked.id or "", asked.task or "")
         return JSONResponse(await runs.state(run) | {"key": key, "reward_key": reward_key})
 
@@ -537,7 +538,7 @@ class OpenAiApp:
         caller, runs = self._learning(request)
         if not caller.may_reward:
             raise RequestRefused("the key of a run's calls gives no reward; use its `reward_key`", status=403)
-        asked = await self._read(RewardFields, request)
+        asked = await self._read(RewardFields, request, 0)
         return JSONResponse(await runs.reward(self._named_run(request, caller), asked.named))
 
     async def _run_of(self, request: Request) -> RunRow | None:
@@ -621,6 +622,7 @@ class OpenAiApp:
     async def _read(self, kind: type[Any], request: Request, num_prompts: int = 1) -> Any:
         """Reads a request of up to `num_prompts` prompts from its body and checks it. Raises RequestRefused."""
         most = BODY_BYTES + BODY_BYTES_PER_TOKEN * num_prompts * self._model.context_tokens
+        most = most if num_prompts else RUN_BODY_BYTES
         try:
             data: object = json.loads(await read_body(request.stream(), most))
         except TooLarge as error:

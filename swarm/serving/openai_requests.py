@@ -6,6 +6,7 @@ Sources: OpenAI API reference (chat completions, completions); vLLM `entrypoints
 return_token_ids, prompt_logprobs, stop_token_ids) and `/inference/v1/generate`.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
@@ -55,14 +56,22 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # field -> values that ch
 }
 
 _KINDS: Final[Mapping[str | int, str]] = {
-    "prompt": "a text, token ids, or a list of several, none of them empty",
+    "prompt": f"a text, token ids, or a list of at most {MAX_CHOICES} of these, none of them empty",
     "content": "a text or a list of text parts; images and audio are not supported",
     "stop": f"a string, or a list of at most {_MAX_STOPS}, each of 1 to 256 characters",
     "tool_choice": '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
 }
 
+_IN_BOUNDED_TIME: Final = reprlib.Repr()
+_IN_BOUNDED_TIME.maxlist = _IN_BOUNDED_TIME.maxdict = 16
+_IN_BOUNDED_TIME.maxstring = _IN_BOUNDED_TIME.maxother = 80
+
 Body = TypeVar("Body", bound=BaseModel)
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Item = TypeVar("Item")
+Many = Annotated[
+    list[Item], Field(fail_fast=True)
+]  # one wrong item is enough: an error for each would take seconds and gigabytes
+TokenIds = Annotated[Many[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -94,8 +103,8 @@ class SamplingFields(_Fields):
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Stop | Annotated[Many[Stop], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: Many[int] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -198,8 +207,8 @@ class ChatMessage(_Fields):
     """A message of a chat, as clients write it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: Annotated[list[CallFields], Field(max_length=64)] | None = None
+    content: str | Many[TextPart] | None = None
+    tool_calls: Annotated[Many[CallFields], Field(max_length=64)] | None = None
     tool_call_id: str | None = None
 
     @property
@@ -210,7 +219,7 @@ class ChatMessage(_Fields):
         return Message(role="system" if self.role == "developer" else self.role, content=text)
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+Messages = Annotated[Many[ChatMessage], Field(min_length=1, max_length=4096)]
 
 
 class ChatRequest(AnswerFields):
@@ -220,7 +229,7 @@ class ChatRequest(AnswerFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
-    tools: Annotated[list[ToolFields], Field(max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[Many[ToolFields], Field(max_length=_MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -266,7 +275,12 @@ class RewardFields(_Fields):
 class TextRequest(AnswerFields):
     """Body of POST /v1/completions."""
 
-    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[Many[str], Field(min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[Many[TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
+    )
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None  # each token's own alone
 
@@ -297,7 +311,7 @@ class TokenizeRequest(_Fields):
 class DetokenizeRequest(_Fields):
     """Body of POST /detokenize."""
 
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Many[Annotated[int, Field(ge=0)]]
     model: str = ""
 
 
@@ -340,5 +354,5 @@ def _at(data: Any, parts: Sequence[str | int]) -> Any:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = _IN_BOUNDED_TIME.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from engines import sharp_network
+from pydantic import BaseModel, ValidationError
 from waits import HANG_S
 
 from swarm.generation.continuous_batching import Decoding
@@ -19,6 +20,7 @@ from swarm.model.version_digest import snapshot
 from swarm.serving import http_server
 from swarm.serving.http_server import HttpServer
 from swarm.serving.openai_app import OpenAiApp, ServedModel
+from swarm.serving.openai_requests import ChatRequest, DetokenizeRequest, TextRequest
 from swarm.types import PolicyVersion
 from tests.worlds.api_client import ApiClient
 
@@ -247,6 +249,25 @@ def test_what_cannot_be_answered_is_refused_with_field_value_and_bound(served: S
     path, body, message = WRONG[name]
     status, error = served.refusal(path, body)
     assert status == 400 and message in error["message"] and error["type"] == "invalid_request_error"
+
+
+MANY: dict[str, tuple[type[BaseModel], object]] = {
+    "empty lists": (TextRequest, {"prompt": [[]] * 999}),
+    "texts beyond the bound": (TextRequest, {"prompt": [""] * 999}),
+    "one text among tokens": (TextRequest, {"prompt": [5] * 999 + ["x"]}),
+    "parts": (ChatRequest, {"messages": [{"role": "user", "content": [1] * 999}]}),
+    "messages": (ChatRequest, {"messages": [{"role": "bot"}] * 999}),
+    "stop tokens": (ChatRequest, {"messages": [{"role": "user", "content": "a"}], "stop_token_ids": ["x"] * 999}),
+    "tokens": (DetokenizeRequest, {"tokens": ["x"] * 999}),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_one_wrong_item_of_a_list_is_enough(name: str) -> None:
+    kind, body = MANY[name]
+    with pytest.raises(ValidationError) as raised:
+        kind.model_validate(body)
+    assert raised.value.error_count() <= 5  # each takes microseconds and a kilobyte, once for each kind of prompt
 
 
 def test_a_model_of_another_name_is_not_found(served: Served) -> None:

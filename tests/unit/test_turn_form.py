@@ -122,6 +122,11 @@ def test_json_mode_is_checked_and_tried_again() -> None:
             assert status == 422 and reply["error"]["type"] == "invalid_request_error"
 
 
+DOUBLED = {"$ref": "#/7", "0": {"$ref": "#/leaf"}} | {
+    str(n): {"anyOf": [{"$ref": f"#/{n - 1}"}] * 2} for n in range(1, 8)
+}
+
+
 @pytest.mark.parametrize(
     ("value", "schema", "words"),
     [
@@ -137,6 +142,7 @@ def test_json_mode_is_checked_and_tried_again() -> None:
         (1, {"const": True}, "not the value True"),
         (None, {"allOf": [{"type": ["string", "null"]}, {"const": 1}]}, "not the value 1"),
         (1, {"$ref": "#"}, "its check needs more"),
+        ({}, {"required": [[1]]}, "$: '[1]' is missing"),
         ([[0] * 200] * 200, {"items": {"items": {"enum": [1] * 1000}}}, "none of the 1000"),
         ([[0] * 200] * 200, {"items": {"items": {"enum": [*range(1000, 2000), 0]}}}, "its check needs more"),
     ],
@@ -144,6 +150,11 @@ def test_json_mode_is_checked_and_tried_again() -> None:
 def test_a_schema_names_the_first_misfit(value: object, schema: dict[str, Any], words: str) -> None:
     found = misfit(value, schema)
     assert words in found and bool(words) == bool(found)
+
+
+@pytest.mark.parametrize("leaf", [{"type": ["null"] * 500}, {"$ref": "#" + "/x" * 2000, "type": "null"}])
+def test_what_a_schema_says_at_length_counts_as_much(leaf: dict[str, Any]) -> None:
+    assert "its check needs more" in misfit(1, DOUBLED | {"leaf": leaf})
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}

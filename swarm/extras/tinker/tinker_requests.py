@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from swarm.serving.openai_requests import LEAST_TEMPERATURE, RequestRefused
+from swarm.serving.openai_requests import LEAST_TEMPERATURE, Many, RequestRefused
 from swarm.types import Sampling
 
 MAX_RANK: Final = 512
@@ -140,13 +140,13 @@ class TokenChunk(_Request):
     """One chunk of a prompt, as token ids."""
 
     type: Literal["encoded_text"] = "encoded_text"
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Many[Annotated[int, Field(ge=0)]]
 
 
 class Chunks(_Request):
     """A prompt, as a list of chunks."""
 
-    chunks: list[TokenChunk]
+    chunks: Many[TokenChunk]
 
     @property
     def token_ids(self) -> list[int]:
@@ -159,7 +159,7 @@ class TinkerSampling(_Request):
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     seed: int | None = None
-    stop: str | list[str] | list[int] | None = None
+    stop: str | Many[str] | Many[int] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = -1
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
