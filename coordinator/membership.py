@@ -1,6 +1,6 @@
 """Membership of the run: leases that nodes renew by heartbeats, as pure state; time is passed in.
 
-Invariant: the table is bounded, and new members are bounded per subnet. A live member makes room only for a new member
+Invariant: the table is bounded, and so are the members of a subnet. A live member makes room only for a new member
 whose subnet has at least two members fewer.
 """
 
@@ -66,10 +66,10 @@ class Membership:
             Unavailable: the subnet has its maximum of members and all are live, or the table is full of live members
                 and no subnet has at least two more than this one.
         """
-        known = self._members.get(report.node_id)
+        known, party = self._members.get(report.node_id), subnet or report.node_id
         has_joined = known is None or not known.is_live(now_s)
-        if known is None:
-            self._make_room(now_s, subnet or report.node_id)
+        if known is None or known.party != party:  # a member that moved takes a place in its new subnet
+            self._make_room(now_s, party, is_new=known is None)
         member = Member(
             report=report,
             joined_s=now_s if known is None or has_joined else known.joined_s,
@@ -128,14 +128,14 @@ class Membership:
         if member is not None:
             self._of_party.remove(member.party, node_id)
 
-    def _make_room(self, now_s: float, party: str) -> None:
-        """Drops a member if the table or this party is full. Raises Unavailable if no member may go.
+    def _make_room(self, now_s: float, party: str, is_new: bool) -> None:
+        """Drops a member if this party is full, or the table for a new one. Raises Unavailable if no member may go.
 
         The longest gone member goes, of this party if that is full; else the newest live member of the largest party.
         """
         num_own = len(self._of_party.of(party))
         is_own_full = num_own >= self._per_subnet
-        if not is_own_full and len(self._members) < self._max_members:
+        if not is_own_full and (not is_new or len(self._members) < self._max_members):
             return
         gone = (m for m in self._members.values() if not m.is_live(now_s) and (not is_own_full or m.party == party))
         dropped = next(gone, None)

@@ -213,7 +213,7 @@ def _build(config: NodeConfig, tokenizer: Tokenizer | None) -> dict[str, Environ
     try:
         for section in config.environments:
             if section.kind in ("jsonl", "function", "python"):
-                _read_records(environments[section.name], tokenizer, positions)
+                _read_records(environments[section.name], tokenizer, positions, config.generator.max_new_tokens)
         if config.warm_up.answers:
             given = GivenAnswers(config, environments, held_out=(), tokenizer=tokenizer)
             usable = len(set(given.pairs(0, TRIED_ANSWERS)))
@@ -231,12 +231,13 @@ def _build(config: NodeConfig, tokenizer: Tokenizer | None) -> dict[str, Environ
     return environments
 
 
-def _read_records(environment: Environment, tokenizer: Tokenizer | None, positions: int) -> None:
+def _read_records(environment: Environment, tokenizer: Tokenizer | None, positions: int, max_new_tokens: int) -> None:
     """Reads the first records of a file once, each as the model would.
 
     Args:
         tokenizer: of the model; None: prompts are not encoded.
         positions: most tokens of a prompt with its answer; 0 if unknown.
+        max_new_tokens: of an answer; other nodes refuse one that was cut off before.
 
     Raises:
         LookupError: a record cannot be used.
@@ -251,10 +252,13 @@ def _read_records(environment: Environment, tokenizer: Tokenizer | None, positio
         if tokenizer is None:
             continue
         num_tokens = len(tokenizer.encode_prompt(task))
-        if 0 < positions <= num_tokens:
+        if 0 < positions < num_tokens + max_new_tokens:
+            fewer = positions - num_tokens
+            fix = f"allow {fewer} tokens an answer (generator.max_new_tokens, --max-new-tokens), " if fewer > 0 else ""
             raise ConfigError(
                 f"environment {environment.name}: record {number} is a prompt of {num_tokens:,} tokens, and the model "
-                f"has {positions:,} positions for it and its answer; shorten or drop it, or take a model with more"
+                f"has {positions:,} positions for it and its answer, which may have {max_new_tokens:,}; {fix}shorten "
+                "or drop it, or take a model with more"
             )
     if 0 < len(lacking) < count:
         raise ConfigError(

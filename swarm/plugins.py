@@ -71,6 +71,14 @@ def load_object(spec: str) -> object:
     return found
 
 
+def is_relative(spec: str) -> bool:
+    """True if `load_object` would look for a file of this spec in the working directory."""
+    where = spec.rpartition(":")[0]
+    if where.endswith(".py"):
+        return not Path(where).expanduser().is_absolute()
+    return where.isidentifier() and importlib.util.find_spec(where) is None
+
+
 def load_entry_point(group: str, name: str) -> object:
     """Loads and returns an entry point of an installed package. Raises ConfigError if it is unknown or fails."""
     offered = importlib.metadata.entry_points(group=group)
@@ -202,7 +210,7 @@ def _load(spec: str, where: str) -> ModuleType:
     if where.endswith(".py"):
         return _load_file(spec, Path(where))
     beside = Path(f"{where}.py")
-    if where.isidentifier() and importlib.util.find_spec(where) is None and beside.is_file():
+    if is_relative(spec) and beside.is_file():
         return _load_file(spec, beside)
     return _load_module(spec, where)
 

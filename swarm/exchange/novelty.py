@@ -278,13 +278,16 @@ class Novelty:
         """Forgets a recorded group that could not be stored after all."""
         for key in answer_keys(group):
             known = self._answers.get(key)
-            if known is None or not any(claim.group == digest for claim in known.first):
+            claims = () if known is None else (*known.first, *known.later)
+            others = tuple(claim for claim in claims if claim.group != digest)
+            if known is None or len(others) == len(claims):
                 continue
-            others = tuple(claim for claim in known.first if claim.group != digest)
-            if others:
-                self._answers[key] = replace(known, first=others)
-            else:
+            if not others:
                 self._forget(key)
+                continue
+            first = self._first_of(others)
+            later = tuple(claim for claim in others if claim not in first)
+            self._answers[key] = replace(known, first=first, later=later)
 
     def measure_own(self, group: RolloutGroup) -> None:
         """Adds a group of our own engine to the mean bits of a token in its environment."""

@@ -24,6 +24,7 @@ from torch import nn
 from swarm.generation.kv_entries import Entries, advance, joined, prefill
 from swarm.generation.sampling import Row, choose
 from swarm.interfaces import Observation, Observe
+from swarm.model.network import most_tokens
 from swarm.types import FinishReason, PolicyVersion, VersionSpan
 
 MAX_PARKED_BYTES: Final = 2**30  # of cache that waits for environments; beyond it the oldest is computed again
@@ -55,6 +56,9 @@ class Decoding:
         max_parked_bytes: most bytes of cache that are kept for parked rows.
         waits_for_all: makes no token before every environment has answered, so that the rows that run together, and
             with them the low bits of log-probs, follow from the tokens alone.
+
+    An action ends as cut off where its conversation has a token at each position of the network; an episode ends before
+    an action that might.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Decoding:
         waits_for_all: bool = False,
     ) -> None:
         self._network = network
+        self._positions = most_tokens(network)
         self._max_rows = max_rows
         self._eos_ids = eos_ids
         self._observe = observe
@@ -228,13 +233,15 @@ class Decoding:
                 self._parked.append((row, answer))
                 continue
             observation = answer.result()
-            if observation is None:
-                row.is_over = True
-                for conversation in set(row.conversations):
-                    self._forget((row.index, conversation))
-                continue
-            row.take(observation)
-            self._answered.append(row)
+            if observation is not None:
+                row.take(observation)
+                if not self._is_full(row, row.sampling.max_new_tokens):
+                    self._answered.append(row)
+                    continue
+                row.give_back()
+            row.is_over = True
+            for conversation in set(row.conversations):
+                self._forget((row.index, conversation))
 
     # --- tokens ---------------------------------------------------------------------------------------
 
@@ -248,9 +255,14 @@ class Decoding:
             row.logprobs.append(logprob)
             if token in self._eos_ids or token in row.end_ids:
                 row.end_action(FinishReason.STOP)
-            elif len(row.tokens) - row.turns[-1] == row.sampling.max_new_tokens:
+            elif len(row.tokens) - row.turns[-1] == row.sampling.max_new_tokens or self._is_full(row):
                 row.end_action(FinishReason.LENGTH)
         return [row.is_running for row in rows]
+
+    def _is_full(self, row: Row, more: int = 1) -> bool:
+        """True if `more` tokens do not fit into the conversation of the row, which may have a part of its tokens."""
+        most = self._positions - more
+        return self._positions > 0 and len(row.prompt_ids) + len(row.tokens) > most and len(row.context) > most
 
     def _keep(self, entries: Entries, rows: Sequence[Row], goes_on: Sequence[bool]) -> None:
         indices = [index for index, on in enumerate(goes_on) if on]

@@ -65,10 +65,10 @@ class Row:
             return [*self.prompt_ids, *self.tokens]
         ids = [] if self.conversation else list(self.prompt_ids)
         starts = [*self.turns, len(self.tokens)]
-        for turn, (start, end) in enumerate(zip(self.turns, self.action_ends, strict=True)):
+        for turn, (start, end) in enumerate(self.bounds):
             if self.conversations[turn] == self.conversation:
                 ids += self.tokens[start:end]
-            if self.conversations[turn + 1] == self.conversation:
+            if self.conversations[turn + 1 : turn + 2] == [self.conversation]:
                 ids += self.tokens[end : starts[turn + 1]]
         return ids
 
@@ -77,6 +77,10 @@ class Row:
         self.tokens += observation.token_ids
         self.logprobs += [float("nan")] * len(observation.token_ids)
         self.conversations.append(observation.conversation)
+
+    def give_back(self) -> None:
+        """Takes the newest observation away again."""
+        del self.tokens[self.action_ends[-1] :], self.logprobs[self.action_ends[-1] :], self.conversations[-1]
 
     def begin_action(self) -> None:
         """Makes the next token the first of an action."""

@@ -36,7 +36,7 @@ from swarm.generation.rollouts import (
 from swarm.generation.sampling import Row
 from swarm.interfaces import Completion, CompletionRequest, Observe, OnTokens, Prompts, Tokenizer
 from swarm.model.compute_dtype import place
-from swarm.model.network import entry_bytes, load_model
+from swarm.model.network import entry_bytes, load_model, most_tokens
 from swarm.model.published_dtype import network_dtype, published_dtype
 from swarm.model.version_digest import PublishedTensors, load_published, snapshot
 from swarm.types import (
@@ -169,6 +169,7 @@ class TransformersGenerator:
                 f"sampling: temperature {sampling.temperature} must be above 0 and repetition_penalty "
                 f"{sampling.repetition_penalty} must be 1 with the transformers engine"
             )
+        self._require_room(prompts)
         with self._call:
             self._cancelled.clear()
             with self._weights.held():
@@ -185,6 +186,7 @@ class TransformersGenerator:
             return by_prompt([self._rollout(row, sampling) for row in rows], num_samples)
 
     def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
+        self._require_room(prompts)
         with self._call, self._weights.held():
             self._cancelled.clear()
             sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
@@ -218,6 +220,15 @@ class TransformersGenerator:
         self._cancelled.set()
         if self._decoding is not None:
             self._decoding.news.set()
+
+    def _require_room(self, prompts: Prompts) -> None:
+        """Raises ConfigError for a prompt behind which the network has no position for an answer."""
+        longest, positions = max(map(len, prompts), default=0), most_tokens(self._network)
+        if 0 < positions <= longest:
+            raise ConfigError(
+                f"a prompt has {longest:,} tokens, and the model has {positions:,} positions for it and its answer; "
+                "shorten the question, or take a model with more"
+            )
 
     def _report(self, rows: Sequence[Row]) -> None:
         num_over, num_tokens = sum(row.is_over for row in rows), sum(len(row.tokens) for row in rows)

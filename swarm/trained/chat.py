@@ -11,9 +11,11 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from swarm.episode import Message
+from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
 from swarm.model.compute_dtype import place
 from swarm.model.device import pick_device
+from swarm.model.network import most_tokens
 from swarm.model.tokenizer import require_no_system_message
 from swarm.trained.model import TrainedModel
 from swarm.types import Task
@@ -71,10 +73,17 @@ class Conversation:
         If the answer is interrupted (KeyboardInterrupt), the question is forgotten as well.
 
         Raises:
-            ConfigError: the tokenizer cannot read the text.
+            ConfigError: the tokenizer cannot read the text, or the conversation is as long as the model's positions.
         """
         messages = (*self.messages, Message(role="user", content=text))
         prompt = self._model.tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=messages))
+        positions = most_tokens(self._model.network)
+        room = positions - len(prompt) if positions else self._max_new_tokens
+        if room < 1:
+            raise ConfigError(
+                f"the conversation has {len(prompt):,} tokens, and the model has {positions:,} positions; begin a new "
+                "one (/new), or ask less"
+            )
         pieces = _Pieces(self._model.tokenizer, show or (lambda _: None))
         is_greedy = self._temperature == 0
         chosen: dict[str, Any] = {} if is_greedy else {"temperature": self._temperature, "top_k": 0, "top_p": 1.0}
@@ -84,7 +93,7 @@ class Conversation:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=not is_greedy,
-                max_new_tokens=self._max_new_tokens,
+                max_new_tokens=min(self._max_new_tokens, room),
                 eos_token_id=sorted(self._model.tokenizer.eos_ids),
                 pad_token_id=min(self._model.tokenizer.eos_ids),
                 streamer=pieces,

@@ -95,10 +95,11 @@ def load_trained(directory: Path, step: WhichStep = None) -> TrainedModel:
             f"lora_rank {config.model.lora_rank}: {error}; put both back as they were when the node ran"
         ) from error
     digest = weights_digest(published_state(loaded.network))
-    if digest.hex() != checkpoint.state["digest"]:
+    saved, policy_id = (str(checkpoint.state.get(key, "none")) for key in ("digest", "policy_id"))
+    if digest.hex() != saved:
         raise ConfigError(
             f"{directory / CHECKPOINTS}: step {checkpoint.step} gives weights {digest.hex()[:8]}, its node had "
-            f"{checkpoint.state['digest'][:8]}: put model.source and model.dtype in {directory / NODE_FILE} back as "
+            f"{saved[:8]}: put model.source and model.dtype in {directory / NODE_FILE} back as "
             "they were when the node ran"
         )
     return TrainedModel(
@@ -106,7 +107,7 @@ def load_trained(directory: Path, step: WhichStep = None) -> TrainedModel:
         tokenizer=loaded.tokenizer,
         source=config.model.source,
         base_digest=loaded.digest,
-        version=PolicyVersion(policy_id=checkpoint.state["policy_id"], step=checkpoint.step, digest=digest),
+        version=PolicyVersion(policy_id=policy_id, step=checkpoint.step, digest=digest),
         config=config,
         directory=directory,
     )

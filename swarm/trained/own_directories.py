@@ -2,6 +2,7 @@
 
 Invariant: nothing inside a directory makes it own. What does is a line in the user's state folder, with the path and
 with marks of a file in the directory (inode and time of its making) that no copy, archive or other directory has.
+The line also names the working directory, from which alone code that is named by a relative path is run.
 """
 
 import logging
@@ -13,13 +14,14 @@ from typing import Any, Final, cast
 
 from swarm.config import EnvironmentConfig, NodeConfig
 from swarm.errors import ConfigError
+from swarm.plugins import is_relative
 from swarm.process import file_lock, write_json
 from swarm.read_files import read_json
 
 logger = logging.getLogger(__name__)
 
 MARKED: Final = ".made_here"  # empty file of a directory, which is written once
-RECORD: Final = "own_directories.json"  # resolved path -> marks, newest last
+RECORD: Final = "own_directories.json"  # resolved path -> marks and working directory, newest last
 MAX_RECORDED: Final = 4096
 _MAX_BYTES: Final = MAX_RECORDED * 8192  # a path has 4096 at most, and an escape takes more in JSON
 _LOCK_S: Final = 10.0  # another command holds the record for milliseconds
@@ -38,9 +40,9 @@ def record_own(directory: Path) -> None:
         os.close(os.open(directory / MARKED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         with file_lock(folder / f"{RECORD}.lock", _LOCK_S):
             recorded, path = _recorded(folder), str(directory.resolve())
-            if recorded.get(path) != (marks := _marks(directory)):
+            if recorded.get(path) != (line := f"{_marks(directory)} {Path.cwd()}"):
                 recorded.pop(path, None)
-                newest = [*recorded.items(), (path, marks)][-MAX_RECORDED:]
+                newest = [*recorded.items(), (path, line)][-MAX_RECORDED:]
                 write_json(folder / RECORD, dict(newest))
     except OSError as error:
         why = f"{error.strerror or error}; set XDG_STATE_HOME to a folder that can be written"
@@ -49,9 +51,16 @@ def record_own(directory: Path) -> None:
 
 def is_own(directory: Path) -> bool:
     """True if a command of this user made the directory, and it is still the same one (blocking)."""
-    folder = _state_folder()
-    marks = _marks(directory)
-    return folder is not None and bool(marks) and _recorded(folder).get(str(directory.resolve())) == marks
+    return _made_from(directory) is not None
+
+
+def _made_from(directory: Path) -> str | None:
+    """Working directory of the command that made an own directory, "" if it was not recorded; None if it is not own."""
+    folder, marks = _state_folder(), _marks(directory)
+    if folder is None or not marks:
+        return None
+    line = f"{_recorded(folder).get(str(directory.resolve()), '')} "
+    return line.removeprefix(f"{marks} ").removesuffix(" ") if line.startswith(f"{marks} ") else None
 
 
 def code_of(environments: Iterable[EnvironmentConfig]) -> dict[str, str]:
@@ -92,9 +101,19 @@ def require_trusted(
     """
     texts = [*command_line]
     foreign = {key: spec for key, spec in code.items() if not any(_is_named(spec, text) for text in texts)}
-    if not foreign or is_trusted or is_own(directory):
+    if not foreign or is_trusted:
         return
+    made_from = _made_from(directory)
+    if made_from is not None:  # another working directory may be a stranger's, with a file of that name
+        foreign = {key: spec for key, spec in foreign.items() if is_relative(spec) and made_from != str(Path.cwd())}
+        if not foreign:
+            return
     key, spec = next(iter(foreign.items()))
+    if made_from is not None:
+        raise ConfigError(
+            f"{directory}: its {key} names code, {spec[:200]!a}, from the working directory, which was another one "
+            f"({made_from or 'not recorded'}) when a command of yours used this directory; go there, or add --trust"
+        )
     raise ConfigError(
         f"{directory}: its {key} names code, {spec[:200]!a}, and no command of yours is known to have made this "
         "directory, so the code is not run; if it is yours, or you trust whoever made it, add --trust"

@@ -181,7 +181,7 @@ def test_what_does_not_fit_into_the_cache_waits_in_its_turn_and_a_single_row_alw
     never_ending(own)
     own._completions.max_entries = 100  # two of 1 + 40 fit
     hold = Holding(own)
-    sizes = [40, 40, 4, 200]
+    sizes = [40, 40, 4, 120]
     calls = [
         own.complete(CompletionRequest(prompt_ids=[5], sampling=Sampling(temperature=0.0, max_new_tokens=size), seed=0))
         for size in sizes

@@ -75,6 +75,11 @@ def test_a_subnet_has_its_part_of_the_members_and_its_gone_ones_make_room_first(
     assert {member.node_id for member in membership.all()} == {key(1), key(2)}
     membership.renew(report(key(3)), 35.0, "b")
     assert len(membership.live(35.0)) == 3
+    with pytest.raises(Unavailable, match="2 live members are of a"):
+        membership.renew(report(key(3)), 36.0, "a")  # who moves there is no exception
+    membership.renew(report(key(1)), 45.0, "a")
+    membership.renew(report(key(3)), 66.0, "a")
+    assert {member.node_id for member in membership.all()} == {key(1), key(3)}, "of the gone one, once it is gone"
 
 
 # --- lineages --------------------------------------------------------------------------------------------

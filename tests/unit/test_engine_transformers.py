@@ -25,6 +25,8 @@ from swarm.types import EpisodeLimits, FinishReason, PolicyVersion, Rollout, Sam
 
 VERSION = PolicyVersion(policy_id="a", step=0)
 TOKENIZER = CharTokenizer()
+ENDLESS = CharTokenizer()
+ENDLESS.eos_ids = frozenset()
 PROMPTS = [[5, 6, 7], [9], [10, 11, 12, 13, 14, 15, 16, 17, 18], [20, 21, 22, 23, 24, 25]]
 WARM = Sampling(temperature=0.7, max_new_tokens=12)
 
@@ -62,6 +64,28 @@ def test_logprobs_equal_an_uncached_forward_to_1e_4_nats() -> None:
             np.testing.assert_allclose(logprobs_of(rollout), expected, atol=1e-4)
             lengths.add(len(tokens_of(rollout)))
     assert len(lengths) > 1  # rows of different lengths were dropped on the way
+
+
+def test_a_row_ends_at_the_last_position_of_the_model() -> None:
+    """Beyond it are places that no model was made for, and GPT-2 and OPT have none."""
+    generator, long = engine(), Sampling(temperature=9.0, max_new_tokens=9)
+    generator._tokenizer = ENDLESS
+    ((single,),) = generator.generate([[5] * 120], 1, long)
+    assert (len(tokens_of(single)), single.finish) == (8, FinishReason.LENGTH)
+
+    def observe(rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
+        answer: Future[Observation | None] = Future()
+        answer.set_result(Observation([6] * 20, is_new[rollout]))
+        return answer
+
+    is_new = [0, 1]  # the observation is of the same conversation, or begins another
+    ((full, split),) = generator.generate([[5] * 91], 2, long, observe=observe)
+    assert len(tokens_of(full)) == 9, "91 + 9 + 20 + 9 are 129"
+    assert len(split.actions) > 2 and len(tokens_of(split)) > 38
+    with pytest.raises(ConfigError, match="a prompt has 128 tokens, and the model has 128 positions"):
+        generator.generate([[5] * 128], 1, long)
+    with pytest.raises(ConfigError, match="128 positions"):
+        generator.greedy([[5] * 128], 1)
 
 
 def test_a_rollout_is_the_same_alone_or_in_a_batch() -> None:

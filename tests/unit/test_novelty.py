@@ -344,6 +344,18 @@ def test_whoever_claims_too_few_bits_cannot_sell_its_old_content_again() -> None
     assert node.used == {b"1" * 32} and node.refused == {b"2" * 32}
 
 
+def test_whoever_gave_an_answer_later_is_its_first_once_an_unstored_group_is_released() -> None:
+    rng, node = informed(everybody)
+    lost = invented(rng)
+    node.novelty.record(lost, b"l" * 32, 1)
+    node.novelty.record(replace(lost, producer=ALICE.node_id), b"a" * 32, 2)
+    node.novelty.release(lost, b"l" * 32)
+    copy = replace(lost, producer=EVE.node_id)
+    assert node.novelty.copied_bits(copy, b"e" * 32, 3) >= MIN_BITS
+    node.novelty.release(lost, b"a" * 32)
+    assert len(node.novelty) == 0
+
+
 def test_the_tables_are_bounded() -> None:
     rng, novelty = random.Random(1), Novelty()
     for number in range(MAX_ANSWERS // GROUP_SIZE + 10):

@@ -201,6 +201,25 @@ def test_the_record_keeps_the_newest_directories(tmp_path: Path, monkeypatch: py
     assert [is_own(each) for each in directories] == [False, True, True]
 
 
+def test_code_by_a_relative_path_is_run_only_from_where_the_directory_was_used_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, elsewhere = tmp_path / "own", tmp_path / "elsewhere"
+    for each in (own, elsewhere):
+        each.mkdir()
+    monkeypatch.chdir(tmp_path)
+    record_own(own)
+    for folder, relative in ((tmp_path, True), (elsewhere, False)):
+        monkeypatch.chdir(folder)
+        for spec in ("my.py:score", "my:score"):
+            if relative:
+                require_trusted(own, {"learner.recipe": spec}, False)
+            else:
+                with pytest.raises(ConfigError, match="from the working directory, which was another one"):
+                    require_trusted(own, {"learner.recipe": spec}, False)
+        require_trusted(own, {"a": f"{tmp_path}/my.py:score", "b": "json:loads"}, False)
+
+
 def test_code_that_the_command_line_names_needs_no_trust(evil: Path) -> None:
     code = code_of_node(load_config(NodeConfig, evil / NODE_FILE))
     assert len(code) == 5

@@ -30,6 +30,7 @@ from swarm.events import GroupsDrawn, GroupUse, StepMade
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.identity import DOMAIN_EXPORT, Identity
+from swarm.learn.checkpoint_state import CHECKPOINTS, CHECKSUM, STATE, checksum_of, newest_first, read_state
 from swarm.model.lora import add_adapters
 from swarm.model.network import load_model, tiny_network
 from swarm.model.source import model_folder
@@ -430,6 +431,13 @@ def test_another_model_in_the_configuration_is_not_exported_as_this_one(tmp_path
         write_toml(config.model_copy(update={"model": model}).model_dump(mode="json"), tmp_path / "node" / "node.toml")
         with pytest.raises(ConfigError, match=expected):
             load_trained(tmp_path / "node")
+    write_toml(config.model_dump(mode="json"), tmp_path / "node" / "node.toml")
+    (folder,) = newest_first(tmp_path / "node" / CHECKPOINTS)[:1]
+    state = read_state(folder)
+    del state["digest"], state["policy_id"]
+    (folder / STATE).write_text(json.dumps(state | {CHECKSUM: checksum_of(state)}))
+    with pytest.raises(ConfigError, match="its node had none"):
+        load_trained(tmp_path / "node")
 
 
 def test_a_conversation_is_what_the_engine_would_answer_and_remembers(tmp_path: Path) -> None:
@@ -444,5 +452,9 @@ def test_a_conversation_is_what_the_engine_would_answer_and_remembers(tmp_path: 
     with pytest.raises(ConfigError, match="cannot read character 'A'"):
         talk.ask("A")
     assert talk.messages == ()
+    with pytest.raises(ConfigError, match="the conversation has 128 tokens, and the model has 128 positions"):
+        talk.ask("a" * 128)
+    talk = Conversation(load_trained(tmp_path / "node"), max_new_tokens=9_999, temperature=9.0)
+    assert len(talk.ask("a" * 120)) <= 8, "no token stands beyond the last position"
     with pytest.raises(ConfigError, match="the tiny model has no system message"):
         Conversation(load_trained(tmp_path / "node"), max_new_tokens=8, system="be brief")
