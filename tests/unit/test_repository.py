@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 49_110,
+    "core": 49_180,
     "methods": 7_280,
     "extras": 5_680,
-    "operation": 25_570,
-    "packages": 96_600,
+    "operation": 25_620,
+    "packages": 96_760,
     "benchmarks": 10_080,
-    "tests": 78_260,
+    "tests": 78_400,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
