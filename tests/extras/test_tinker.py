@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from waits import HANG_S
 
-from swarm.extras.tinker import tinker_http, tinker_sessions
+from swarm.extras.tinker import prompt_scores, tinker_http, tinker_sessions
 from swarm.extras.tinker.serve_tinker import TinkerSettings, end_tinker, start_tinker
 from swarm.extras.tinker.v1 import tinker_pb2 as wire
 from swarm.model.version_digest import published_state, weights_digest
@@ -44,10 +44,13 @@ class Client:
         return self.store / path.removeprefix("tinker://")
 
     def post(self, path: str, body: Any, **headers: str) -> Reply:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.ask("POST", path, content, **headers)
+
+    def ask(self, verb: str, path: str, content: bytes = b"", **headers: str) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         try:
-            connection.request("POST", f"/api/v1/{path}", content, {"X-API-Key": self.key, **headers})
+            connection.request(verb, f"/api/v1/{path}", content, {"X-API-Key": self.key, **headers})
             response = connection.getresponse()
             read = response.read()
             return response.status, json.loads(read) if "json" in response.headers["content-type"] else read
@@ -459,6 +462,71 @@ def test_samples_are_of_the_weights_that_were_saved_with_the_logprobs_that_train
     )
 
 
+def prompt_reply(client: Client, sampler: str, number: int, tokens: list[int], **asked: Any) -> Any:
+    body = {"sampling_session_id": sampler, "seq_id": number, "prompt": {"chunks": [{"tokens": tokens}]}}
+    reply = client.result("asample", {**body, "sampling_params": {"max_tokens": 1}, **asked})
+    assert isinstance(reply, bytes), reply
+    return wire.TinkerSampleReply.FromString(reply)
+
+
+def test_the_likeliest_and_the_named_tokens_of_a_prompt_have_the_log_probs_of_torch(
+    fresh: Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_scores, "PLACES", 4)
+    tokens = list(range(3, 14))
+    with torch.no_grad():
+        network: Any = load_target(str(folder)).network
+        logprobs = torch.log_softmax(network(input_ids=torch.tensor([tokens])).logits[0].float(), dim=-1)
+    sampler = fresh.sampler(fresh.session())
+    top = prompt_reply(fresh, sampler, 0, tokens, topk_prompt_logprobs=3, prompt_logprobs_last_n=9).prompt_top
+    ids, values = (
+        np.frombuffer(each, kind).reshape(11, 3) for each, kind in ((top.token_ids, "<i4"), (top.logprobs, "<f4"))
+    )
+    assert (ids[:2] == 0).all() and (values[:2] == -99999.0).all()
+    likeliest = logprobs[1:-1].topk(3)
+    np.testing.assert_array_equal(ids[2:], likeliest.indices.numpy())
+    np.testing.assert_allclose(values[2:], likeliest.values.numpy(), atol=1e-5)
+    named = {(0, 1): 7, (5, 0): 9, (5, 1): 11, (9, 0): 20}
+    wanted = [float(logprobs[row, token]) for (row, _), token in named.items()]
+    dense = np.full((10, 2), -1)
+    for cell, token in named.items():
+        dense[cell] = token
+    target: dict[str, Any] = {"dtype": "int64", "shape": [10, 2], "data": dense.reshape(-1).tolist()}
+    tensor = prompt_reply(fresh, sampler, 1, tokens, target_prompt_logprobs=target).prompt_targets
+    scores = np.frombuffer(tensor.dense, "<f4").reshape(tensor.shape)
+    np.testing.assert_allclose([scores[cell] for cell in named], wanted, atol=1e-5)
+    assert (scores[dense < 0] == 0).all() and tensor.element_type == 1
+    starts = [0, 1, 1, 1, 1, 1, 3, 3, 3, 3, 4]
+    sparse = {"data": list(named.values()), "sparse_crow_indices": starts, "sparse_col_indices": [1, 0, 1, 0]}
+    tensor = prompt_reply(fresh, sampler, 2, tokens, target_prompt_logprobs={**target, **sparse}).prompt_targets
+    np.testing.assert_allclose(np.frombuffer(tensor.sparse.values, "<f4"), wanted, atol=1e-5)
+    assert np.frombuffer(tensor.sparse.row_starts, "<i8").tolist() == starts
+    for wrong in (
+        {"shape": [9, 2]},
+        {"shape": [10, 3]},
+        {**sparse, "sparse_crow_indices": [0, 9]},
+        {"data": [10**6] * 20},
+    ):
+        body = {"sampling_session_id": sampler, "seq_id": 3, "prompt": {"chunks": [{"tokens": tokens}]}}
+        refusal = fresh.refusal("asample", {**body, "target_prompt_logprobs": {**target, **wrong}})
+        assert "this prompt has 10 rows" in refusal, refusal
+
+
+def test_a_run_is_described_by_what_it_saved_until_that_is_deleted(fresh: Client) -> None:
+    notes = {"renderer_name": "role_colon"}
+    body = {"session_id": fresh.session(), "model_seq_id": 0, "base_model": NAME, "user_metadata": notes}
+    run = fresh.result("create_model", {**body, "lora_config": {"rank": 4}})["model_id"]
+    assert fresh.ask("GET", f"training_runs/{run}")[0] == 404
+    path = fresh.in_order("save_weights_for_sampler", run, path="end")["path"]
+    status, about = fresh.ask("GET", f"training_runs/{run}")
+    assert status == 200 and about["base_model"] == NAME and about["lora_rank"] == 4
+    assert about["user_metadata"] == notes
+    assert fresh.ask("DELETE", f"training_runs/{run}/checkpoints/sampler_weights/end")[0] == 200
+    assert not fresh.folder(path).exists()
+    for verb, wrong in (("GET", run), ("GET", "*"), ("DELETE", f"{run}/checkpoints/sampler_weights/end")):
+        assert fresh.ask(verb, f"training_runs/{wrong}")[0] == 404
+
+
 def test_a_stop_string_and_a_stop_token_end_an_answer(fresh: Client) -> None:
     sampler_id, prompt = fresh.sampler(fresh.session()), [5]
     whole = sampled(fresh, sampler_id, 0, prompt, num_samples=1, max_tokens=40)
@@ -572,7 +640,7 @@ def test_samples_that_cannot_be_made_are_refused(fresh: Client, params: dict[str
     }
     status, reply = fresh.post("asample", body)
     assert status in (400, 422) and needle in reply["detail"], reply
-    for field, value in (("record_stability_info", True), ("topk_prompt_logprobs", 3), ("prompt_alt_tokens_k", 1)):
+    for field, value in (("record_stability_info", True), ("topk_prompt_logprobs", 21), ("prompt_alt_tokens_k", 1)):
         status, reply = fresh.post("asample", {**body, "sampling_params": {}, field: value})
         assert status == 422 and reply["detail"].startswith(field), reply
 

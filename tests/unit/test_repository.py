@@ -32,11 +32,11 @@ SCENES = {
 MOST_LINES = {
     "core": 49_180,
     "methods": 7_280,
-    "extras": 5_680,
+    "extras": 5_820,
     "operation": 25_620,
-    "packages": 96_760,
+    "packages": 96_880,
     "benchmarks": 10_080,
-    "tests": 78_400,
+    "tests": 78_480,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 

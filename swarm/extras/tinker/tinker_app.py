@@ -7,6 +7,7 @@
     POST /api/v1/forward_backward, optim_step, save_weights, save_weights_for_sampler, load_weights
     POST /api/v1/create_sampling_session, asample
     POST /api/v1/retrieve_future            result of a request that was promised
+    GET  /api/v1/training_runs/RUN          what was saved last; DELETE .../checkpoints/KIND/NAME
 
 Endpoints of models are in `tinker_training.py`, those of samplers in `tinker_samplers.py`.
 
@@ -15,6 +16,7 @@ Invariant: every table is bounded.
 Source: the tinker SDK 0.38 (Apache-2.0): addresses, fields and states; no code of it is here.
 """
 
+import asyncio
 from typing import Final
 
 from starlette.applications import Starlette
@@ -63,7 +65,7 @@ class TinkerApp:
         publish: Publish | None = None,
     ) -> None:
         assert key.startswith(KEY_PREFIX), "the SDK takes no other key"
-        self._model, self.samplers = model, samplers
+        self._model, self.samplers, self._store, self._clock = model, samplers, store, clock
         self._promises = Promises()
         self._sessions = TinkerSessions(clock, self._end_work)
         sampling = TinkerSamples(model, samplers, store, self._sessions, self._promises, publish)
@@ -89,6 +91,8 @@ class TinkerApp:
                 route("/api/v1/get_server_capabilities", self._capabilities, "GET"),
                 route("/api/v1/samplers/{sampler_id}", sampling.describe, "GET"),
                 route("/api/v1/sessions/{session_id}/finish", self._finish, "POST"),
+                route("/api/v1/training_runs/{run}", self._describe_run, "GET"),
+                route("/api/v1/training_runs/{run}/checkpoints/{kind}/{name}", self._delete_saved, "DELETE"),
                 *(route(f"/api/v1/{path}", endpoint, "POST") for path, endpoint in posts.items()),
                 route("/{path:path}", self._unknown, "GET", "POST", "PUT", "DELETE"),
             ]
@@ -127,6 +131,27 @@ class TinkerApp:
             "sampleable": True,
         }
         return JSONResponse({"supported_models": [model]})
+
+    # --- saved weights --------------------------------------------------------------------------------
+
+    async def _describe_run(self, request: Request) -> Response:
+        """Answers with what the weights that a run saved last are of, and what its client wrote to it."""
+        run = request.path_params["run"]
+        saved = await asyncio.to_thread(self._store.newest_of, run)
+        about = {
+            "training_run_id": run,
+            "base_model": saved.base_model,
+            "model_owner": "owner of the key",
+            "is_lora": True,
+            "lora_rank": saved.shape.rank,
+            "last_request_time": self._clock.now_s(),
+            "user_metadata": dict(saved.notes),
+        }
+        return JSONResponse(about)
+
+    async def _delete_saved(self, request: Request) -> Response:
+        await asyncio.to_thread(self._store.delete, "tinker://{run}/{kind}/{name}".format(**request.path_params))
+        return JSONResponse({})
 
     # --- sessions -------------------------------------------------------------------------------------
 

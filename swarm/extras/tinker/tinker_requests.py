@@ -6,10 +6,12 @@ and those for the service's own billing and search, are ignored.
 Source: the types of the tinker SDK 0.38 (Apache-2.0): names, defaults and addresses.
 """
 
+import itertools
+import math
 import re
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from swarm.serving.openai_requests import LEAST_TEMPERATURE, Many, RequestRefused
 from swarm.types import Sampling
@@ -18,12 +20,17 @@ MAX_RANK: Final = 512
 MAX_SAMPLES: Final = 256  # of one request
 MAX_TOP: Final = 20
 MAX_STOPS: Final = 16
+MAX_CELLS: Final = 2**20  # of target_prompt_logprobs
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 Body = TypeVar("Body", bound=BaseModel)
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 Place = Annotated[int, Field(ge=0, lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Notes = Annotated[
+    dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=2000)]], Field(max_length=64)
+]
+"""What a client wrote to a run, such as the renderer of its chats; given back as it is."""
 
 
 class _Request(BaseModel):
@@ -65,6 +72,7 @@ class CreateModel(InSession):
     base_model: str
     lora_config: LoraSettings | None = None
     optimizer_config: OptimizerKind = OptimizerKind()
+    user_metadata: Notes | None = None
 
 
 class OfModel(_Request):
@@ -120,6 +128,8 @@ class LoadNewModel(InSession, _Load):
     """Body of POST /api/v1/load_weights without a model_id: into a new model of a session."""
 
     model_seq_id: Place
+    optimizer_config: OptimizerKind | None = None
+    user_metadata: Notes | None = None
 
 
 class WeightsPath(_Request):
@@ -199,6 +209,33 @@ class TinkerSampling(_Request):
         )
 
 
+class PromptTargets(_Request):
+    """`target_prompt_logprobs` of a sample request: tokens to score at a prompt's places, [L - 1, K], -1 for none."""
+
+    dtype: Literal["int64"]
+    data: Annotated[list[Annotated[int, Field(ge=-1)]], Field(min_length=1, max_length=MAX_CELLS)]
+    shape: tuple[Place, Place]
+    sparse_crow_indices: list[Place] | None = None  # CSR: where each row begins in `data`, and where the last one ends
+    sparse_col_indices: list[Place] | None = None
+
+    def cells(self, num_rows: int, vocabulary: int) -> tuple[list[int], list[int]]:
+        """Row and token of each cell in `data`, in order; -1 counts as token 0. Raises RequestRefused."""
+        starts, columns, count = self.sparse_crow_indices, self.sparse_col_indices, len(self.data)
+        if starts is None:
+            rows, is_whole = [place // max(self.shape[1], 1) for place in range(count)], count == math.prod(self.shape)
+        else:
+            sizes = [after - before for before, after in itertools.pairwise(starts)]
+            is_whole = starts[:1] == [0] and starts[-1] == count == len(columns or ()) and len(sizes) == num_rows
+            is_whole = is_whole and min(sizes) >= 0 and max(columns or ()) < self.shape[1]
+            rows = [row for row, size in enumerate(sizes) for _ in range(size)] if is_whole else []
+        if self.shape[0] != num_rows or not is_whole or max(self.data) >= vocabulary:
+            raise RequestRefused(
+                f"target_prompt_logprobs: shape {list(self.shape)} with {count} tokens up to {max(self.data)}; this "
+                f"prompt has {num_rows} rows, and tokens are below {vocabulary}"
+            )
+        return rows, [max(token, 0) for token in self.data]
+
+
 class SampleRequest(_Request):
     """Body of POST /api/v1/asample."""
 
@@ -210,10 +247,17 @@ class SampleRequest(_Request):
     prompt_logprobs: bool | None = None
     prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
     topk_sample_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
-    topk_prompt_logprobs: Annotated[int, Field(ge=0, le=0)] = 0
+    topk_prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
     prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=0)] = 0
-    target_prompt_logprobs: None = None
-    record_stability_info: Literal[False] | None = None
+    target_prompt_logprobs: PromptTargets | None = None
+    record_stability_info: bool | None = None
+
+    @field_validator("record_stability_info")
+    @classmethod
+    def _not_recorded(cls, value: bool | None) -> bool | None:
+        if value:
+            raise ValueError("stable_reinforce is not served, as its formula is not public; set another loss_fn")
+        return value
 
 
 class OfRequest(_Request):
@@ -230,7 +274,8 @@ def read_tinker_request(kind: type[Body], data: object) -> Body:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         given = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
-        raise RequestRefused(f"{field or 'body'}: {first['msg']}{given}", field, 422) from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise RequestRefused(f"{field or 'body'}: {reason}{given}", field, 422) from None
 
 
 def checked_name(name: str) -> str:

@@ -14,18 +14,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from torch import nn
 
 from swarm.extras.tinker.adapter_training import AdapterShape
+from swarm.extras.tinker.prompt_scores import prompt_scores
 from swarm.extras.tinker.tinker_futures import Promises
 from swarm.extras.tinker.tinker_http import Endpoint, read_json
 from swarm.extras.tinker.tinker_nodes import SamplingNodes
 from swarm.extras.tinker.tinker_requests import CreateSampler, SampleRequest
 from swarm.extras.tinker.tinker_sessions import TinkerSessions
 from swarm.extras.tinker.tinker_store import TinkerStore
-from swarm.extras.tinker.tinker_wire import SampledAnswer, write_sample_reply
+from swarm.extras.tinker.tinker_wire import SampledAnswer, target_reply, write_sample_reply
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import CompletionRequest, Tokenizer
 from swarm.model.lora import with_shared_weights
@@ -142,13 +144,27 @@ class Samplers:
             (scored,) = await asyncio.to_thread(self._engine(sampler).score, [prompt])
             last = asked.prompt_logprobs_last_n or len(prompt)
             scores = [math.nan] * max(0, len(prompt) - last) + scored.tolist()[-last:]
-        return write_sample_reply(answers, scores, asked.topk_sample_logprobs)
+        num_top, targets = asked.topk_prompt_logprobs, asked.target_prompt_logprobs
+        if not num_top and targets is None:
+            return write_sample_reply(answers, scores, asked.topk_sample_logprobs)
+        rows, ids = targets.cells(len(prompt) - 1, self._tokenizer.vocab_size) if targets else ((), ())
+        top, named = await asyncio.to_thread(prompt_scores, sampler.network, prompt, num_top, rows, ids)
+        skipped = len(prompt) - (asked.prompt_logprobs_last_n or len(prompt))
+        top[:skipped] = [[]] * skipped
+        reply = None
+        if targets is not None:
+            named = np.where(np.asarray(targets.data) < 0, 0.0, named)
+            starts, columns = targets.sparse_crow_indices, targets.sparse_col_indices or ()
+            reply = target_reply(targets.shape, named, starts, columns)
+        return write_sample_reply(answers, scores, asked.topk_sample_logprobs, top, num_top, reply)
 
     def check(self, asked: SampleRequest) -> Sampling:
         """Returns the sampling of a request. Raises RequestRefused if the request cannot be answered."""
         prompt, size = asked.prompt.token_ids, self._tokenizer.vocab_size
         if not prompt or max(prompt) >= size:
             raise RequestRefused(f"prompt: {len(prompt)} tokens, at least one, each below the vocabulary of {size}")
+        if asked.target_prompt_logprobs is not None:
+            asked.target_prompt_logprobs.cells(len(prompt) - 1, size)
         return asked.sampling_params.sampling(self._context_tokens - len(prompt))
 
     async def _part(

@@ -5,7 +5,7 @@ Invariant: both tables are bounded; a session whose client falls silent ends wit
 
 import logging
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,6 +30,7 @@ class ModelInTraining:
     model_id: str
     session_id: str
     state: AdapterTraining
+    notes: Mapping[str, str]  # of its client
     turns: RequestOrder = field(default_factory=RequestOrder)
 
 

@@ -9,7 +9,8 @@ Invariant: a folder under its final name is complete; expired weights are not lo
 import json
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,7 +28,8 @@ from swarm.types import Digest
 
 Kind = Literal["weights", "sampler_weights"]
 MAX_BYTES: Final = 64 * 2**30  # of all of them
-_PATH: Final = re.compile(r"tinker://([A-Za-z0-9][A-Za-z0-9:_-]{0,127})/(weights|sampler_weights)/([\w.-]{1,128})")
+_RUN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_-]{0,127}")
+_PATH: Final = re.compile(rf"tinker://({_RUN.pattern})/(weights|sampler_weights)/([\w.-]{{1,128}})")
 _ABOUT: Final = "saved.json"
 _OPTIMIZER: Final = "optimizer.safetensors"
 
@@ -42,6 +44,7 @@ class SavedWeights:
     shape: AdapterShape
     num_steps: int
     expires_at_s: float | None  # unix time
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])  # of the client
 
 
 class TinkerStore:
@@ -61,7 +64,15 @@ class TinkerStore:
         self._clock = clock
 
     def save(
-        self, training: AdapterTraining, run: str, kind: Kind, name: str, *, ttl_s: int | None, overwrite: bool
+        self,
+        training: AdapterTraining,
+        run: str,
+        kind: Kind,
+        name: str,
+        *,
+        notes: Mapping[str, str],
+        ttl_s: int | None,
+        overwrite: bool,
     ) -> str:
         """Writes an adapter, whole or not at all; returns its tinker:// path.
 
@@ -70,6 +81,7 @@ class TinkerStore:
             run: id of the model in training.
             kind: weights to train on, or sampler_weights to sample from alone.
             name: name of the weights.
+            notes: what the client wrote to the run.
             ttl_s: seconds until the weights expire; None: never.
             overwrite: replaces weights of the same name.
 
@@ -91,6 +103,7 @@ class TinkerStore:
             shape=training.shape,
             num_steps=training.num_steps,
             expires_at_s=None if ttl_s is None else self._clock.now_s() + ttl_s,
+            notes=notes,
         )
         staging = folder.with_name(f".{name}.partial")
         shutil.rmtree(staging, ignore_errors=True)
@@ -124,6 +137,19 @@ class TinkerStore:
         if saved.base_digest != self._base_digest:
             raise RequestRefused(f"path: {path} is an adapter of another model, {saved.base_model!r}")
         return saved
+
+    def newest_of(self, run: str) -> SavedWeights:
+        """Description of the weights that a run saved last. Raises RequestRefused if it saved none that are here."""
+        written = self._folder.glob(f"{run}/*/[!.]*/{_ABOUT}") if _RUN.fullmatch(run) else ()
+        newest = max(written, key=lambda path: path.stat().st_mtime, default=None)
+        if newest is None:
+            raise RequestRefused(f"training_runs: nothing is saved of {run[:200]!r}", status=404)
+        return self.find("tinker://" + "/".join(newest.parts[-4:-1]))
+
+    def delete(self, path: str) -> None:
+        """Deletes the weights at a tinker:// path. Raises as `find`."""
+        self.find(path)
+        shutil.rmtree(self._at(path))
 
     def network(self, saved: SavedWeights, base: nn.Module) -> nn.Module:
         """A network that shares the base's weights and has a saved adapter. Raises RequestRefused."""

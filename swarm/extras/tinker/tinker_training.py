@@ -134,7 +134,7 @@ class TinkerTraining:
         async def work() -> Reply:
             with self._sessions.room_for_model():
                 state = await self._in_trainer(make)
-                self._sessions.add(ModelInTraining(model_id, session_id, state))
+                self._sessions.add(ModelInTraining(model_id, session_id, state, asked.user_metadata or {}))
             return {"type": kind, "model_id": model_id, **more}
 
         self._sessions.note_seen(session_id)
@@ -272,6 +272,7 @@ class TinkerTraining:
                 training.model_id,
                 kind,
                 checked_name(name),
+                notes=training.notes,
                 ttl_s=asked.ttl_seconds,
                 overwrite=asked.overwrite or kind == "sampler_weights",
             )

@@ -133,14 +133,22 @@ def write_training_reply(logprobs: Sequence[np.ndarray[Any, Any]], metrics: Mapp
 
 
 def write_sample_reply(
-    answers: Sequence[SampledAnswer], prompt_logprobs: Sequence[float] | None, num_top: int
+    answers: Sequence[SampledAnswer],
+    prompt_logprobs: Sequence[float] | None,
+    num_top: int,
+    prompt_top: Sequence[Sequence[tuple[int, float]]] = (),
+    num_prompt_top: int = 0,
+    targets: wire.TinkerTensor | None = None,
 ) -> bytes:
     """Encodes the answers to one prompt.
 
     Args:
         answers: answers, in order.
         prompt_logprobs: log-prob of each token of the prompt, NaN for a token without one; None: not asked for.
-        num_top: most likely tokens to encode for each place; 0: none.
+        num_top: most likely tokens to encode for each place of an answer; 0: none.
+        prompt_top: most likely tokens at each place of the prompt.
+        num_prompt_top: most likely tokens to encode for each of these; 0: none.
+        targets: log-probs of tokens that the request names (`target_reply`); None: it names none.
     """
     reply = wire.TinkerSampleReply()
     for answer in answers:
@@ -153,7 +161,25 @@ def write_sample_reply(
             sequence.top.CopyFrom(_top(answer.top, num_top))
     if prompt_logprobs is not None:
         reply.prompt_logprobs = np.asarray(prompt_logprobs, "<f4").tobytes()
+    if num_prompt_top:
+        reply.prompt_top.CopyFrom(_top(prompt_top, num_prompt_top))
+    if targets is not None:
+        reply.prompt_targets.CopyFrom(targets)
     return reply.SerializeToString()
+
+
+def target_reply(
+    shape: Sequence[int], logprobs: np.ndarray[Any, Any], row_starts: Sequence[int] | None, columns: Sequence[int]
+) -> wire.TinkerTensor:
+    """Log-probs of the cells of a tensor of tokens, float32 [C] in order, in its shape; sparse if it has row starts."""
+    reply = wire.TinkerTensor(element_type=1, shape=shape)
+    values = logprobs.astype("<f4").tobytes()
+    if row_starts is None:
+        reply.dense = values
+    else:
+        starts, places = (np.asarray(each, "<i8").tobytes() for each in (row_starts, columns))
+        reply.sparse.CopyFrom(wire.TinkerSparse(values=values, row_starts=starts, columns=places))
+    return reply
 
 
 def _top(top: Sequence[Sequence[tuple[int, float]]], num_top: int) -> wire.TinkerTopTokens:

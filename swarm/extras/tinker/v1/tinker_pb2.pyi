@@ -166,9 +166,13 @@ class TinkerSequence(_message.Message):
     def __init__(self, stop_reason: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top: _Optional[_Union[TinkerTopTokens, _Mapping]] = ...) -> None: ...
 
 class TinkerSampleReply(_message.Message):
-    __slots__ = ("sequences", "prompt_logprobs")
+    __slots__ = ("sequences", "prompt_logprobs", "prompt_top", "prompt_targets")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOP_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TARGETS_FIELD_NUMBER: _ClassVar[int]
     sequences: _containers.RepeatedCompositeFieldContainer[TinkerSequence]
     prompt_logprobs: bytes
-    def __init__(self, sequences: _Optional[_Iterable[_Union[TinkerSequence, _Mapping]]] = ..., prompt_logprobs: _Optional[bytes] = ...) -> None: ...
+    prompt_top: TinkerTopTokens
+    prompt_targets: TinkerTensor
+    def __init__(self, sequences: _Optional[_Iterable[_Union[TinkerSequence, _Mapping]]] = ..., prompt_logprobs: _Optional[bytes] = ..., prompt_top: _Optional[_Union[TinkerTopTokens, _Mapping]] = ..., prompt_targets: _Optional[_Union[TinkerTensor, _Mapping]] = ...) -> None: ...
