@@ -44,7 +44,7 @@ from swarm.relay.reservation_table import RelayLimits
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
 from swarm.wire.join_link import JoinLink
-from swarm.wire.run_manifest import manifest_of
+from swarm.wire.run_manifest import kept_back, manifest_of
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
 
 if TYPE_CHECKING:
@@ -110,6 +110,9 @@ class CoordinatorDaemon(Service):
         )
         await asyncio.to_thread(_require_recipe, config.node)
         await asyncio.to_thread(_require_environments, config.node)
+        if lost := kept_back(config.node):
+            fix = "leave them out here, and set them in a node's own node.toml, or with --set at swarm join"
+            logger.warning("no node takes these keys from a manifest", extra={"keys": lost, "fix": fix})
         digest = await asyncio.to_thread(_tokenizer_digest, config)
         manifest = manifest_of(everyone, config.run_id, digest, key.stat().st_mtime)
         self._sign = lambda: sign_next(config, identity, manifest, self.clock.now_s())

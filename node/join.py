@@ -14,6 +14,7 @@ from node.device_checks import machine_choice, with_choice
 from node.disk_budget import recipe_words, takes_line, within_budget
 from swarm.addresses import is_loopback, own_address
 from swarm.clock import SystemClock
+from swarm.command_line import waiting
 from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
 from swarm.config.generation_config import SHIPPED
 from swarm.environments.first_problem import require_first_problems
@@ -87,7 +88,8 @@ async def join_swarm(
                 "its key, groups and checkpoints")  # fmt: skip
     else:
         try:
-            config = await _write_new(parsed, identity, path, overrides, say, roles)
+            with waiting(f"asking the coordinator of {parsed.run_id}, and trying the run's first problems", say=say):
+                config = await _write_new(parsed, identity, path, overrides, say, roles)
         except BaseException:
             if is_new:  # nothing but a key that nobody saw
                 await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
@@ -96,7 +98,9 @@ async def join_swarm(
     if start:
         if Role.TRAINER in config.roles:
             say(f"recipe     {recipe_words(config.learner)}")
-        say(await asyncio.to_thread(lambda: takes_line(with_choice(config, machine_choice(config)))))
+        with waiting("measuring this machine", say=say):
+            takes = await asyncio.to_thread(lambda: takes_line(with_choice(config, machine_choice(config))))
+        say(takes)
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")
         setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.shown_name)
         await run_daemon(config)

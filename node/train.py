@@ -134,7 +134,9 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
         if await asyncio.to_thread(_has_changed, config, each):
             lines.append(f"note: the questions or the reward of {each.section.name} are others than those that this "
                          "training went on with before; the new ones count from here on")  # fmt: skip
-        lines.append(f"{each.section.name:<10} {each.num_tasks:,} problems, about a quarter held out; the first:")
+        problems = f"{each.num_tasks:,} problems, about a quarter held out; the first"
+        problems = "1 problem, and so none held out" if each.num_tasks == 1 else problems
+        lines.append(f"{each.section.name:<10} {problems}:")
         lines += [f"         {line}" for line in task_lines(each)]
         lines += [f"note: {doubt}" for doubt in doubts(config, each)]
     lines += [f"warm-up    {line}" for line in warm_up_plan(config, sampled) if config.warm_up.answers]

@@ -243,9 +243,9 @@ class TrainingWatch:
         total = self.config.learner.num_steps
         of = f"/{total}" if total else ""
         mean = f"reward {sum(rewards) / len(rewards):.3g}" if rewards else "reward -"
-        taught = f", {drawn} of {drawn + equal} drawn taught" if equal else ""
+        differ = f", rewards differ in {drawn} of {drawn + equal} drawn" if equal else ""
         speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-        self._say(f"step {event.step}{of}  {mean} of {len(rewards)} groups{taught}  {speed}{self._left()}")
+        self._say(f"step {event.step}{of}  {mean} of {len(rewards)} groups{differ}  {speed}{self._left()}")
 
     def _left(self) -> str:
         left_s = self._time_left.seconds(time.time())

@@ -55,7 +55,7 @@ def check(
     from swarm.objectives.methods import recipes_of
     from swarm.objectives.requirements import Requirement
     from swarm.trained.own_directories import code_of_node, require_trusted
-    from swarm.wire.run_manifest import manifest_of
+    from swarm.wire.run_manifest import kept_back, manifest_of
 
     config = config_file(directory, config)
     is_run = has_section(config, "node")  # coordinator.toml, with the nodes' configuration
@@ -82,6 +82,8 @@ def check(
         lines.append(f"  {disk_line(settings)}")
     console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
     _say_recipes(recipes)
+    if is_run and (lost := kept_back(settings)):
+        lines.append(f"  note: no node takes {', '.join(lost)} from a manifest: set it in each node's own node.toml")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if measures:

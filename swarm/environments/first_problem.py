@@ -1,7 +1,7 @@
-"""First problems of environments that somebody else configured, made in a process with limits.
+"""First problems of environments that somebody else configured, made and played in a process with limits.
 
-Invariant: parameters within all ceilings of a manifest may still ask for any work: nothing of them is built here before
-it was built there.
+Invariant: parameters within all ceilings of a manifest may still ask for any work: nothing of them is built or played
+here, as `require_readable` does, before it was there.
 """
 
 import json
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from swarm.config import EnvironmentConfig
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, SwarmError
 from swarm.process import run_bounded
 
-CPU_S: Final = 60  # for the first problems of all environments
+CPU_S: Final = 60  # for the first problems of an environment, and episodes of them
 MEMORY_BYTES: Final = 4 * 2**30  # of address space
 MAX_QUESTION_CHARS: Final = 2**20
 NUM_PROBLEMS: Final = 2  # of each environment
@@ -44,6 +44,8 @@ def _named(each: EnvironmentConfig) -> str:
 def main() -> None:
     """Makes the problems of the environment on standard input; prints the reason why they cannot be used, if any."""
     from swarm.environments.load import build_environment
+    from swarm.environments.replay import replay
+    from swarm.environments.soundness import try_out
 
     try:
         environment = build_environment(EnvironmentConfig.model_validate_json(sys.stdin.buffer.read()))
@@ -52,5 +54,8 @@ def main() -> None:
             if longest > MAX_QUESTION_CHARS:
                 sys.stdout.write(f"a question has {longest:,} characters, at most {MAX_QUESTION_CHARS:,} are allowed")
                 return
-    except (ConfigError, LookupError):  # the caller meets it as well
+        if not getattr(environment, "program_cpu_s", 0.0):
+            for each in try_out(environment).tries:
+                replay(environment, each.task_id, each.actions)
+    except (SwarmError, LookupError):  # the caller meets it as well
         return

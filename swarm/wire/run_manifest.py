@@ -51,6 +51,12 @@ _CEILINGS: Final = (
     ("evaluation.num_problems", 100_000),
     ("model.lora_rank", 4_096),
 )
+_PASSED_ON: Final = frozenset(
+    {
+        *("model", "environments", "generator", "replay", "learner", "evaluation", "entry", "follow.policy"),
+        *("exchange.anchors", "exchange.max_group_bytes", "directory.shards", "dir", "run_id"),
+    }
+)  # sections and keys of the nodes' configuration that a manifest has, or that each node has its own of
 MAX_TEXT_CHARS: Final = 4_000  # prompt template and prefill
 MAX_PARAMS: Final = 64  # keys, or items of a list
 MAX_PARAM_CHARS: Final = 200
@@ -132,6 +138,20 @@ def manifest_of(node: NodeConfig, run_id: str, tokenizer_digest: str, created_at
     )
     check_manifest(manifest)
     return manifest
+
+
+def kept_back(node: NodeConfig) -> list[str]:
+    """Keys of the nodes' configuration that are not the default, and that a manifest does not pass on, sorted."""
+    whole, default = node.model_dump(mode="json"), NodeConfig().model_dump(mode="json")
+    found: list[str] = []
+    for key in whole.keys() - _PASSED_ON:
+        if not isinstance(own := whole[key], dict):
+            found += [key] if own != default[key] else []
+            continue
+        section = cast("JsonDict", own)
+        found += [f"{key}.{name}" for name in section if section[name] != default[key][name]]
+    found += ["generator.env_weights"] if node.generator.env_weights else []
+    return sorted(set(found) - _PASSED_ON)
 
 
 def check_manifest(manifest: RunManifest) -> None:

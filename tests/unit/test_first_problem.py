@@ -1,9 +1,11 @@
 """Parameters within the ceilings of a manifest that ask for any work are refused before this process does any."""
 
+import io
+
 import pytest
 
 from swarm.config import EnvironmentConfig
-from swarm.environments.first_problem import require_first_problems
+from swarm.environments.first_problem import main, require_first_problems
 from swarm.errors import ConfigError
 
 
@@ -17,6 +19,17 @@ def test_a_question_of_millions_of_characters_is_refused_with_its_parameters() -
         ConfigError, match=r"environment asked .*1500.*a question has 4,500,\d+ characters, at most 1,048"
     ):
         require_first_problems([environment("largest_island", **sides)])
+
+
+def test_episodes_of_the_first_problems_are_played_there_as_they_will_be_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played: list[int] = []
+    asked = EnvironmentConfig(name="asked", kind="grid_world").model_dump_json().encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(asked)))
+    monkeypatch.setattr("swarm.environments.replay.replay", lambda _, task_id, actions: played.append(task_id))
+    main()
+    assert {0, 1} <= set(played) and not capsys.readouterr().out
 
 
 @pytest.mark.sweep

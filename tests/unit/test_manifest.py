@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.config import (
+    EntryConfig,
     EnvironmentConfig,
     ExchangeConfig,
     FollowConfig,
@@ -23,6 +24,7 @@ from swarm.wire.run_manifest import (
     MAX_MANIFEST_BYTES,
     RunManifest,
     check_manifest,
+    kept_back,
     manifest_of,
     open_manifest,
     write_toml,
@@ -187,6 +189,16 @@ def test_a_manifest_becomes_a_node_configuration_on_disk(tmp_path: Path) -> None
     assert config.coordinator.address == "a:1,b:2" and config.coordinator.fingerprint == FINGERPRINT
     assert config.directory.kind == "dht" and config.directory.bootstrap == ("/ip4/127.0.0.1/tcp/1/p2p/x",)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["node.toml"]
+
+
+def test_keys_that_no_manifest_passes_on_are_named() -> None:
+    data: dict[str, Any] = {
+        **{"name": "ada", "environments": [CHAR], "learner": {"recipe": "grpo"}, "warm_up": {"answers": "references"}},
+        **{"exchange": {"max_group_bytes": 2**20, "store_bytes": 10**9}, "directory": {"shards": 2}},
+    }
+    assert kept_back(NodeConfig.model_validate(data)) == ["exchange.store_bytes", "name", "warm_up.answers"]
+    assert kept_back(NodeConfig()) == []
+    assert kept_back(NodeConfig(environments=(CHAR,), entry=EntryConfig(kind="work"))) == []
 
 
 def test_the_trainer_that_the_coordinator_names_is_whom_joining_nodes_follow(tmp_path: Path) -> None:
