@@ -160,6 +160,7 @@ RESOURCES = {
     "no text": "print('\ud800' * 10 ** 5)",
     "sleep": "import time\nwhile True: time.sleep(1000)",
     "wait": "import select\nselect.select([], [], [], 1000)",
+    "naps": "import select\nwhile True: select.select([], [], [], 1)",
 }
 CALL_RESOURCES = {
     "long value": "def f(x): return 'x' * 10 ** 8",
@@ -175,6 +176,7 @@ def f(x): os.write(4, (len(numbers) + 12).to_bytes(4) + b'={"set": [' + numbers 
     "loop of the tests": "def f(x): return 10 ** 15",
 }
 SHORT = ("loop", "list", "output", "processes", "disk", "network", "long value", "deep value", "loop of the tests")
+EACH = f"def test_f():\n    for value, right in zip(map(f, [1829]), [{SECRET}]):\n        assert value == right"
 LOOPING = "def test_f():\n    assert sum(1 for _ in range(f(3))) == 12"
 
 # lines of the process that judges: programs are carried out by one from which everything of Linux is taken away
@@ -204,6 +206,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"question": "f", "answer": RIGHT["call"], "tests": HIDDEN},
         {"question": "loop", "answer": "", "tests": LOOPING},
         {"question": "frozen", "answer": "", "tests": [{"input": "", "output": f"{frozen} {looks}"}]},
+        {"question": "each", "answer": RIGHT["call"], "tests": EACH},
     ]
     (folder / "tests.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
@@ -253,6 +256,10 @@ async def test_a_program_that_cheats_earns_nothing(judge: SandboxVerifier, name:
 @pytest.mark.parametrize("name", CALL_CHEATS)
 async def test_a_function_that_cheats_earns_nothing(judge: SandboxVerifier, name: str) -> None:
     await require_nothing_earned(judge, 1, CALL_CHEATS[name])
+
+
+async def test_a_function_that_ends_the_loop_of_its_test_earns_nothing(judge: SandboxVerifier) -> None:
+    await require_nothing_earned(judge, 4, "def f(x): raise StopIteration")
 
 
 def some(programs: dict[str, str]) -> list[Any]:

@@ -42,6 +42,9 @@ from swarm.environments.sandbox.plain_values import decode, encode, read_frame, 
 
 MAX_OUTPUT_BYTES: Final = 2**20  # that a program prints, or of a value that a function returns
 HANG_S: Final = 5.0  # without CPU time: a busy machine gives some within it
+SLOWEST_PACE: Final = (
+    100.0  # wall-clock seconds for a CPU second, beyond HANG_S: a program that naps on and on has ended
+)
 START_S: Final = 946_684_800.0  # of the clock that programs see, 1 January 2000
 TICK_S: Final = 0.001  # of that clock, at each look
 NICE: Final = 5  # programs take what learner and generator leave
@@ -152,7 +155,7 @@ class _Program:
     def __init__(self, pid: int, to: int, source: int) -> None:
         self._pid, self._to, self._from = pid, to, source
         self._exit = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else list[int]()
-        self._most_cpu_s, self._cpu_s = 0.0, 0.0
+        self._most_cpu_s, self._cpu_s, self._waited_s = 0.0, 0.0, 0.0
         for descriptor in (to, source):
             os.set_blocking(descriptor, False)
 
@@ -165,7 +168,8 @@ class _Program:
         frame, text, has_calls = request["frame"], request["text"], request["has_calls"]
         self._most_cpu_s, data = frame.get("cpu_s", self._most_cpu_s), json.dumps(frame).encode()
         left = memoryview(len(data).to_bytes(4) + data + text.encode("utf-8", "surrogatepass"))
-        output, ended, moved_s = bytearray(), "", time.monotonic()
+        output, ended, began_s = bytearray(), "", time.monotonic() - self._waited_s
+        moved_s = time.monotonic()
         while not ended and not (has_calls and len(output) >= _length(output)):
             if not left and not has_calls and self._to >= 0:
                 os.close(self._to)
@@ -179,7 +183,7 @@ class _Program:
                     left = left[os.write(self._to, left[: 2**16]) :]
                 except BrokenPipeError:
                     left = left[:0]
-            used_s = self._cpu_s
+            used_s, self._waited_s = self._cpu_s, time.monotonic() - began_s
             status = self._look()
             self._read(output)
             if self._cpu_s > used_s:
@@ -190,7 +194,7 @@ class _Program:
                 ended = "cpu"
             elif status is not None:
                 ended = "failed" if status else "done"
-            elif time.monotonic() - moved_s > HANG_S:
+            elif max(time.monotonic() - moved_s, self._waited_s - SLOWEST_PACE * self._cpu_s) > HANG_S:
                 ended = "hung"
         value = bytes(output[4:] if has_calls else output)
         return {"ended": ended, "output": value.decode("utf-8", "replace"), "cpu_s": self._cpu_s}

@@ -20,6 +20,9 @@ class ProgramLimits:
     memory_bytes: int  # of address space beyond that of the bare interpreter
 
 
+_ENDS_OF_LOOPS: Final = (StopIteration, StopAsyncIteration)  # a test that maps a function would end, and pass
+
+
 class ProgramEnded(BaseException):  # no Exception: a test that expects one is not passed by a program that died
     """A program ended, or was ended, before a function returned."""
 
@@ -69,8 +72,8 @@ def take_cpu_s() -> float:
 class Program:
     """A program in a process of its own, as a context manager; `ended` says how it ended, "" while it runs.
 
-    Ends: "done" (by itself, with status 0), "failed" (otherwise), "cpu", "hung" (no CPU time for HANG_S) and "output"
-    (it wrote more than MAX_OUTPUT_BYTES).
+    Ends: "done" (by itself, with status 0), "failed" (otherwise), "cpu", "hung" (hardly any CPU time for HANG_S) and
+    "output" (it wrote more than MAX_OUTPUT_BYTES).
 
     Example:
         with Program("print(int(input()) + 1)", limits) as program:
@@ -107,7 +110,7 @@ class Program:
         if reply.startswith("="):
             return decode(reply[1:].encode())
         raised = getattr(builtins, reply[1:], None)
-        if isinstance(raised, type) and issubclass(raised, Exception):
+        if isinstance(raised, type) and issubclass(raised, Exception) and not issubclass(raised, _ENDS_OF_LOOPS):
             raise raised
         raise ProgramRaised(reply[1:][:80])
 
