@@ -11,6 +11,7 @@ import secrets
 import shutil
 import socket
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.identity import Identity
 from swarm.process import is_running
 from swarm.system_fallbacks import needed_fallbacks
-from swarm.trained.own_directories import code_of, require_trusted
+from swarm.trained.own_directories import code_of, code_of_engine, require_trusted
 from swarm.types import Role
 
 MIN_FREE_DISK_BYTES = 2 * 2**30
@@ -51,7 +52,10 @@ async def examine(config_path: Path | None, is_trusted: bool = False) -> list[Fi
         is_trusted: True: code that the file names is loaded, whoever made its directory.
     """
     config = load_config(NodeConfig, config_path)
-    untried = await asyncio.to_thread(_untrusted, config, config_path, is_trusted)
+    folder = (config_path or config.dir / NODE_FILE).parent
+    code, programs = code_of(config.environments), code_of_engine(config)
+    untried = await asyncio.to_thread(_untrusted, "environments", folder, code, is_trusted)
+    engine_untried = await asyncio.to_thread(_untrusted, "engine", folder, programs, is_trusted)
     if untried:
         config = config.model_copy(update={"environments": ()})
     gpu = None if config.device == "cpu" else await asyncio.to_thread(look_for_gpu, config.device)
@@ -64,7 +68,7 @@ async def examine(config_path: Path | None, is_trusted: bool = False) -> list[Fi
         check_gpu(config, gpu),
         *check_compute_dtype(config, gpu, choice),
         *await asyncio.to_thread(check_memory, config, gpu, choice),  # converts SmolLM2 at its first use
-        *await asyncio.to_thread(check_engine, config, gpu),
+        *(engine_untried or await asyncio.to_thread(check_engine, config, gpu)),
         *_check_ports(config),
         await _check_clock(config),
         await _check_sandbox(config),
@@ -76,12 +80,12 @@ async def examine(config_path: Path | None, is_trusted: bool = False) -> list[Fi
     ]
 
 
-def _untrusted(config: NodeConfig, path: Path | None, is_trusted: bool) -> list[Finding]:
-    """The finding that no environment is tried, as the directory names code that is not to be run."""
+def _untrusted(name: str, folder: Path, code: Mapping[str, str], is_trusted: bool) -> list[Finding]:
+    """The finding that a part is not tried, as the folder names code that is not to be run."""
     try:
-        require_trusted((path or config.dir / NODE_FILE).parent, code_of(config.environments), is_trusted)
+        require_trusted(folder, code, is_trusted)
     except ConfigError as error:
-        return [Finding("environments", False, str(error), "swarm doctor --trust", is_fatal=False)]
+        return [Finding(name, False, str(error), "swarm doctor --trust", is_fatal=False)]
     return []
 
 

@@ -22,7 +22,7 @@ from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.printable import as_argument
 from swarm.process import load_or_create_identity
-from swarm.trained.own_directories import code_of_node, record_own, require_trusted
+from swarm.trained.own_directories import code_of_engine, code_of_node, record_own, require_trusted
 from swarm.types import JsonDict, NodeId, Role
 from swarm.wire.held_manifest import HELD, differences, in_words, load_held, save_held, with_held
 from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest
@@ -71,7 +71,9 @@ async def join_swarm(
         await asyncio.to_thread(keep_invitation, directory, invitation, parsed.run_id, identity.node_id)
     if await asyncio.to_thread(path.exists):
         written = config = load_config(NodeConfig, path, overrides)
-        await asyncio.to_thread(require_trusted, directory, code_of_node(config), is_trusted, overrides)
+        await asyncio.to_thread(
+            require_trusted, directory, code_of_node(config) | code_of_engine(config), is_trusted, overrides
+        )
         config = await asyncio.to_thread(_in_directory, config, path, say)
         held = await asyncio.to_thread(load_held, directory, config.run_id)
         followed = with_held(config, held) if held is not None and held.key == parsed.fingerprint else config

@@ -17,7 +17,7 @@ from swarm.environments.hub_datasets import file_name, is_dataset, write_jsonl
 from swarm.errors import ConfigError
 from swarm.learn.checkpoint_state import CHECKPOINTS, newest_first
 from swarm.printable import as_argument
-from swarm.trained.own_directories import code_of_node, require_trusted
+from swarm.trained.own_directories import code_of_engine, code_of_node, require_trusted
 from swarm.types import JsonDict
 
 INITIAL: Final = "initial-model"  # of a training that began from a node's checkpoint
@@ -99,8 +99,10 @@ def resolve(options: TrainOptions) -> NodeConfig:
     kept = load_config(NodeConfig, path).model_copy(update=here)
     config = load_config(NodeConfig, path, changes).model_copy(update=here)
     asked = parse_config(NodeConfig, _data(options), "swarm train") if options.names_task else config
-    named = code_of_node(asked).values() if options.names_task else options.overrides
-    require_trusted(options.directory, code_of_node(config), options.is_trusted, named)
+    code, given = ({**code_of_node(each), **code_of_engine(each)} for each in (config, asked))
+    require_trusted(
+        options.directory, code, options.is_trusted, given.values() if options.names_task else options.overrides
+    )
     may_change = _CHANGEABLE if newest_first(options.directory / CHECKPOINTS) else _CHANGEABLE | _BEFORE_STEP_1
     differing = [key for key in _differences(kept.model_dump(), asked.model_dump()) if key not in may_change]
     if differing:

@@ -85,6 +85,15 @@ def code_of_node(config: NodeConfig) -> dict[str, str]:
     return code_of(config.environments) | {key: spec for key, spec in recipes.items() if ":" in spec}
 
 
+def code_of_engine(config: NodeConfig) -> dict[str, str]:
+    """Key -> program that the engine of a configuration is, or secret of this user's that it sends."""
+    engine = config.engine
+    if engine.kind == "vllm":  # its options may name code, too
+        return {"engine.python": engine.python or ".venv-vllm/bin/python"}
+    secret = engine.options.get("api_key_env")
+    return {"engine.options.api_key_env": str(secret)} if engine.kind == "openai" and secret else {}
+
+
 def require_trusted(
     directory: Path, code: Mapping[str, str], is_trusted: bool, command_line: Iterable[str] = ()
 ) -> None:

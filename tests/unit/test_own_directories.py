@@ -128,6 +128,32 @@ def test_no_command_runs_the_code_of_a_directory_that_somebody_else_made(
         assert "add --trust" in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize("command", ["train", "doctor", "join", "serve"])
+@pytest.mark.parametrize("engine", ["python", "found here", "openai"])
+def test_no_command_starts_the_engine_of_a_directory_that_somebody_else_made(
+    command: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "evil"
+    make_trained_node(path)
+    python = path / ".venv-vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\ntouch {path}/marker\n")
+    python.chmod(0o755)
+    (path / "nodes.txt").write_text("http://127.0.0.1:1 key\n")
+    data = tomllib.loads((path / NODE_FILE).read_text())
+    data["engine"] = {"kind": "vllm", "python": str(python) if engine == "python" else ""}
+    if engine == "openai":
+        data["engine"] = {"kind": "openai", "url": "http://127.0.0.1:1", "options": {"api_key_env": "HOME"}}
+    write_toml(data, path / NODE_FILE)
+    monkeypatch.chdir(path)
+    result = CliRunner().invoke(app, [command, *READERS[command][0](str(path))])
+    assert not (path / "marker").exists()
+    assert "add --trust" in " ".join(result.output.split())
+    if command == "doctor" and engine != "openai":
+        CliRunner().invoke(app, [command, *READERS[command][0](str(path)), "--trust"])
+        assert (path / "marker").exists()
+
+
 @pytest.mark.parametrize("command", ["train", "check", "eval", "samples", "report", "doctor"])
 def test_the_code_is_run_with_trust(command: str, evil: Path) -> None:
     CliRunner().invoke(app, [command, *READERS[command][0](str(evil)), "--trust"])

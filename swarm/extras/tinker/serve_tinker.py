@@ -11,7 +11,7 @@ from swarm.clock import SystemClock
 from swarm.config import NODE_FILE, NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.process import wait_for_signal
-from swarm.trained.own_directories import code_of_node, require_trusted
+from swarm.trained.own_directories import code_of_engine, code_of_node, require_trusted
 from swarm.types import Role
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def serve_tinker(
     from swarm.telemetry import setup_logging
 
     config = load_config(NodeConfig, node / NODE_FILE)
-    require_trusted(node, code_of_node(config), is_trusted)
+    require_trusted(node, code_of_node(config) | code_of_engine(config), is_trusted)
     if set(config.roles) != {Role.TRAINER} or not config.weights.publish or config.model.lora_rank:
         raise ConfigError(
             f'--node {node}: needs roles = ["trainer"], weights.publish = true and model.lora_rank = 0 in {NODE_FILE}, '
