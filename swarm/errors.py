@@ -91,7 +91,7 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Class, shortened message and place of a raised error of local code, in ASCII: the message may be hostile."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = "more than sandbox.memory_bytes allows" if isinstance(error, MemoryError) else str(error)

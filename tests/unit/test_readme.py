@@ -14,6 +14,7 @@ from node.cli import app as node_app
 from swarm.cli.main import app as swarm_app
 from swarm.command_line import DirectoryCommand
 from swarm.report.invariants import Invariants
+from swarm.trained.intervals import Z_95, independent_interval
 
 ROOT = Path(__file__).parents[2]
 APPS: dict[str, typer.Typer] = {"swarm": swarm_app, "swarm-node": node_app, "swarm-coordinator": coordinator_app}
@@ -30,6 +31,19 @@ def lines(page: str = "README.md") -> list[list[str]]:
 def test_the_pages_have_commands_of_every_program() -> None:
     used = {Path(words[0]).name for page in PAGES for words in lines(page)}
     assert used > set(APPS) and len(lines()) > 10
+
+
+def test_the_intervals_in_readme_are_of_the_shares_in_its_table() -> None:
+    text, count = (ROOT / "README.md").read_text(encoding="utf-8"), {"sums": 57, "products": 22}
+    shown = {name: re.findall(r"([.\d]+)→([.\d]+)", text[text.index(f"\n{name}") :])[:4] for name in (" ada", " bell")}
+    gains = re.findall(r"\+(\S+) \((\S+) to (\S+)\)\s+on (\w+)", text)
+    held_out = [("sums", shown[" ada"][1]), ("products", shown[" ada"][3])]
+    held_out += [("sums", shown[" bell"][3]), ("products", shown[" bell"][1])]
+    for (env, shares), (gain, low, high, named) in zip(held_out, gains, strict=True):
+        n = count[env]
+        before, after = (round(float(share) * n) / n for share in shares)
+        expected = (after - before, *independent_interval(before, n, after, n, Z_95))
+        assert named == env and [float(x) for x in (gain, low, high)] == [round(x, 2) for x in expected]
 
 
 @pytest.mark.parametrize("page", PAGES)

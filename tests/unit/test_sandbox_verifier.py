@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from waits import HANG_S
 
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.load import build_environments
@@ -168,6 +169,52 @@ async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(tm
             right = await verifier.verify("matrix", 0, answers(verdict.reference))
             assert (verdict.rewards.tolist(), right.rewards.tolist()) == ([0.0], [1.0]), answer
             assert not target.exists() and verifier.num_started == 1, answer
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("raise SystemExit(3)", r"the verifier raised SystemExit: 3 \(rule.py:2"),
+        ("raise KeyboardInterrupt", r"the verifier raised KeyboardInterrupt"),
+        ("import os; os._exit(3)", "ended before it answered: it exited"),
+        ("import os; os.abort()", r"ended before it answered: signal \d+ ended it"),
+    ],
+)
+async def test_a_reward_that_ends_the_program_on_the_first_right_answer_is_named(
+    code: str, says: str, tmp_path: Path
+) -> None:
+    """That answer is scored in the process that forks the others, where it must end none."""
+    (tmp_path / "rule.py").write_text(f"def score(question, answer, reference):\n    {code}\n")
+    (tmp_path / "problems.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
+    section = EnvironmentConfig(
+        name="ends",
+        kind="function",
+        dataset=f"{tmp_path / 'rule.py'}:score",
+        params={"path": str(tmp_path / "problems.jsonl")},
+    )
+    async with SandboxVerifier((section,), SandboxConfig()) as verifier:
+        with pytest.raises(RolloutFailed, match=f"environment ends, task 0: .*{says}"):
+            await verifier.verify("ends", 0, answers("a"))
+
+
+WAITING = f"""
+import time
+from swarm.environments.sandbox import child
+child._FIRST_HANG_S = 0.2
+child.replay = lambda *_: time.sleep({HANG_S})
+
+class Silent:
+    def reference(self, task_id):
+        return ""
+
+child._answer_first(Silent())
+print("goes on")
+"""
+
+
+async def test_a_first_answer_that_waits_for_ever_is_given_up() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WAITING, stdout=asyncio.subprocess.PIPE)
+    assert (await process.communicate())[0] == b"goes on\n"
 
 
 @pytest.mark.parametrize(

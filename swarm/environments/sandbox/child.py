@@ -52,6 +52,9 @@ FILES_HINT: Final = (
 _HOST_COMMAND: Final = (sys.executable, "-P", "-s", "-B", "-m", "swarm.environments.sandbox.program_host")
 _HOST_ENVIRONMENT: Final = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 _LOOK_AGAIN_S: Final = 0.0005  # least wait between two looks at the CPU time of a first try
+_FIRST_HANG_S: Final = 60.0  # between two looks at a first answer, ended where it used no CPU time between them
+_LEAST_CPU_S: Final = 0.05  # between these looks: less is waiting
+_FIRST_CPU_S: Final = 300.0  # of a first answer, with its imports
 
 
 def main() -> None:
@@ -118,9 +121,8 @@ def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list
                 )
     except ConfigError as error:
         return {"error": "config", "detail": str(error)}, {}, []
-    for environment in environments.values():
-        with suppress(Exception):  # imports and caches of a first answer are no answer's time
-            replay(environment, 0, (environment.reference(0),))
+    for environment in environments.values() if request["is_warm"] else ():
+        _answer_first(environment)
     program_cpu_s = {name: float(getattr(env, "program_cpu_s", 0.0)) for name, env in environments.items()}
     shapes = {name: (env.verifier, env.max_turns) for name, env in environments.items()}
     return (
@@ -128,6 +130,23 @@ def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list
         environments,
         [path for config in configs for path in record_paths(config)],
     )
+
+
+def _answer_first(environment: "Environment") -> None:
+    """Scores a first answer: its imports and caches are no answer's time. Gives up on one that loops or waits."""
+    began_s = seen_s = time.process_time()
+
+    def look(*_: object) -> None:
+        nonlocal seen_s
+        before_s, seen_s = seen_s, time.process_time()
+        if seen_s - before_s < _LEAST_CPU_S or seen_s - began_s > _FIRST_CPU_S:
+            raise TimeoutError
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _FIRST_HANG_S, _FIRST_HANG_S)
+    with suppress(BaseException):  # whatever a reward raises: the answer that is asked for names it
+        replay(environment, 0, (environment.reference(0),))
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _host_programs(cpu_s: Mapping[str, float]) -> tuple[socket.socket | None, str]:
@@ -194,7 +213,7 @@ class Scorer:
             reply = {"error": "lookup", "detail": str(error)}
         except _TaskFailed as error:
             reply = {"error": "task", "detail": f"{error}{_hint(error.__cause__)}"}
-        except Exception as error:  # a verifier may raise anything on hostile text
+        except BaseException as error:  # a verifier may raise anything on hostile text, or end the program
             reply = {"error": "failed", "detail": described(error) + _hint(error)}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)

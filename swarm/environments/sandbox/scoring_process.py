@@ -60,6 +60,7 @@ class ScoringProcesses:
     program_cpu_s: dict[str, float] = field(default_factory=dict[str, float], init=False)  # of an action's programs
     shapes: dict[str, EnvironmentShape] = field(default_factory=dict[str, EnvironmentShape], init=False)
     _parent: asyncio.subprocess.Process | None = field(default=None, init=False)
+    _is_warm: bool = field(default=True, init=False)  # a first answer is scored before the first fork
     _control: socket.socket | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -145,6 +146,15 @@ class ScoringProcesses:
     async def _running(self) -> socket.socket:
         if self._control is not None and self._parent is not None and self._parent.returncode is None:
             return self._control
+        try:
+            return await self._begin()
+        except (TimeoutError, OSError, EOFError):
+            if not self._is_warm:
+                raise
+            self._is_warm = False  # the first answer ended the process: let it end one that says so
+            return await self._begin()
+
+    async def _begin(self) -> socket.socket:
         await self._stop()
         control, theirs = socket.socketpair()
         control.setblocking(False)
@@ -162,7 +172,8 @@ class ScoringProcesses:
                 start_new_session=True,
             )
         configs = [config.model_dump(mode="json") for config in self._configs]
-        frame = json.dumps({"environments": configs, "most_cpu_s": self._limits.timeout_s}).encode()
+        request = {"environments": configs, "most_cpu_s": self._limits.timeout_s, "is_warm": self._is_warm}
+        frame = json.dumps(request).encode()
         async with asyncio.timeout(START_HANG_S):
             await asyncio.get_running_loop().sock_sendall(control, len(frame).to_bytes(4) + frame)
             hello = await _receive(control)

@@ -338,8 +338,10 @@ class SandboxVerifier:
         if signal_number == signal.SIGPROF:
             bound_s = self._processes.answer_cpu_s.get(env, 0.0)
             return RolloutFailed(f"{where}: an answer took more CPU time than answer_cpu_s {bound_s:g}")
-        reason = type(problem).__name__
-        return RolloutFailed(f"{where}: the scoring process died or answered nonsense: {reason}")
+        if isinstance(problem, EOFError):
+            by = f"signal {signal_number} ended it" if signal_number else "it exited (os._exit?)"
+            return RolloutFailed(f"{where}: the scoring process ended before it answered: {by}")
+        return RolloutFailed(f"{where}: the scoring process answered nonsense: {type(problem).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
