@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 49_180,
+    "core": 49_240,
     "methods": 7_280,
-    "extras": 5_820,
+    "extras": 5_880,
     "operation": 25_620,
-    "packages": 96_880,
+    "packages": 96_940,
     "benchmarks": 10_080,
-    "tests": 78_480,
+    "tests": 78_540,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
