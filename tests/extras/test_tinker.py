@@ -561,6 +561,10 @@ def test_nobody_is_answered_without_the_key(fresh: Client) -> None:
         ({"target_tokens": np.array([1, 2, 3])}, "shape [3], the first must be the 2 tokens of model_input"),
         ({"target_tokens": np.array([1.0, 2.0])}, "token ids (int64) are missing"),
         ({"weights": np.array([1.0])}, "shape [1], that of target_tokens is [2]"),
+        (
+            {"clip_low_threshold": np.array([0.8, 0.8])},
+            "clip_low_threshold: cross_entropy takes target_tokens, weights",
+        ),
     ],
 )
 def test_data_that_cannot_be_trained_on_are_refused_with_their_place(
@@ -643,6 +647,9 @@ def test_samples_that_cannot_be_made_are_refused(fresh: Client, params: dict[str
     for field, value in (("record_stability_info", True), ("topk_prompt_logprobs", 21), ("prompt_alt_tokens_k", 1)):
         status, reply = fresh.post("asample", {**body, "sampling_params": {}, field: value})
         assert status == 422 and reply["detail"].startswith(field), reply
+    image = {"chunks": [{"type": "image", "data": "", "format": "png"}]}
+    status, reply = fresh.post("asample", {**body, "prompt": image, "sampling_params": {}})
+    assert status == 422 and "no images or audio" in reply["detail"], reply
 
 
 def test_no_bytes_make_the_server_fail(fresh: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,13 +1,18 @@
-"""Runs sl_loop.py and rl_loop.py of tinker-cookbook, as they were installed, against `swarm serve --tinker`.
+"""Runs recipes of tinker-cookbook, as they were installed, against `swarm serve --tinker`.
 
-    build/tinker-env/bin/python tests/extras/tinker_cookbook.py    # 1 to 2 minutes on 2 cores; make nightly runs it
+    build/tinker-env/bin/python tests/extras/tinker_cookbook.py    # 2 to 4 minutes on 2 cores; make nightly runs it
 
-The server is a trainer node; three other nodes follow what it publishes and serve it. Every sample has to be theirs.
+sl_loop and rl_loop have a server that is a trainer node; three other nodes follow what it publishes and serve it. Every
+sample has to be theirs. The other recipes have a server alone. docs/serving.md names all recipes of the package.
 Names of models and data sets that the loops ask for lie in the folder they run in; the network is not used.
 """
 
+import ast
+import base64
+import hashlib
 import http.client
 import json
+import math
 import os
 import re
 import socket
@@ -27,6 +32,20 @@ NUM_NODES: Final = 3
 HANG_S: Final = 900.0  # for one wait
 NUM_STEPS, NUM_PROMPTS, NUM_SAMPLES, NUM_TOKENS = 2, 4, 4, 16
 LOSSES: Final = ("importance_sampling", "cispo", "gspo")
+TABLE: Final = "### Recipes of tinker-cookbook"  # of docs/serving.md
+# Recipes against a server alone: options, and a number of each step that has to be there.
+ALONE: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    "math_rl.train": (
+        {"env": "arithmetic", "loss_fn": "ppo", "groups_per_batch": 4, "max_tokens": 8},
+        "env/all/reward/total",
+    ),
+    "preference.dpo.train": ({"batch_size": 4}, "dpo_loss"),
+    "sdft.train": ({"groups_per_batch": 4, "max_tokens": 8, "eval_every": 0}, "num_steps"),
+    "decisions.forecasting": (
+        {"data_path": "markets.csv", "split_date": "2026-01-01", "batch_size": 4, "lora_rank": 8},
+        "train/loss",
+    ),
+}
 
 _COMMON: Final = f"""
 run_id = "cookbook"
@@ -87,7 +106,7 @@ def version_of(port: int, key: str) -> dict[str, Any] | None:
 def run_loop(name: str, folder: Path, url: str, **options: Any) -> list[dict[str, Any]]:
     """Runs a loop of the cookbook; what it logged of each step."""
     log = folder / "logs" / "-".join([name, *(str(options[key]) for key in ("loss_fn",) if key in options)])
-    settings = {"model_name": MODEL, "max_steps": NUM_STEPS, "lora_rank": 8, "log_path": log, **options}
+    settings = {"model_name": MODEL, "max_steps": NUM_STEPS, "log_path": log, **options}
     environment = {
         **os.environ,
         "TINKER_BASE_URL": url,
@@ -106,23 +125,39 @@ def run_loop(name: str, folder: Path, url: str, **options: Any) -> list[dict[str
     return steps
 
 
-def unchanged_files() -> str:
-    """The version of the cookbook, whose two loops are as its release has them."""
-    package = metadata.distribution("tinker-cookbook")
-    for path in package.files or ():
-        if path.name in ("sl_loop.py", "rl_loop.py"):
-            import base64
-            import hashlib
+def recipe_files() -> dict[str, Path]:
+    """The files of all recipes that can be run, each as its release has it."""
+    recipes: dict[str, Path] = {}
+    for path in metadata.distribution("tinker-cookbook").files or ():
+        file, parts = Path(str(path.locate())), path.with_suffix("").parts
+        if path.suffix != ".py" or parts[:2] != ("tinker_cookbook", "recipes") or path.name.endswith("_test.py"):
+            continue
+        source = file.read_bytes()
+        digest = base64.urlsafe_b64encode(hashlib.sha256(source).digest()).rstrip(b"=").decode()
+        assert path.hash is not None and digest == path.hash.value, f"{file} was changed"
+        asks_name = (
+            isinstance(each, ast.If) and "__name__" in ast.unparse(each.test) for each in ast.parse(source).body
+        )
+        if path.name == "__main__.py" or any(asks_name):
+            recipes[".".join(parts[2:])] = file
+    return recipes
 
-            digest = hashlib.sha256(Path(str(path.locate())).read_bytes()).digest()
-            assert path.hash is not None and base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == path.hash.value
-    return package.version
+
+def check_table(recipes: dict[str, Path]) -> None:
+    """Compares the recipes with those that the table of docs/serving.md names."""
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8").partition(TABLE)[2]
+    rows = [line.split("|")[1] for line in text.partition("\n#")[0].splitlines() if line.startswith("| `")]
+    named = re.findall(r"`([a-z_0-9.]+)`", " ".join(rows))
+    assert sorted(named) == sorted(recipes), f"docs/serving.md: {set(named) ^ set(recipes)}, or one name twice"
 
 
 def main() -> None:
     """All of it in a new folder."""
     began_s = time.monotonic()
-    print(f"tinker {metadata.version('tinker')}, tinker-cookbook {unchanged_files()}", flush=True)
+    recipes = recipe_files()
+    check_table(recipes)
+    versions = f"tinker {metadata.version('tinker')}, tinker-cookbook {metadata.version('tinker-cookbook')}"
+    print(f"{versions}, its {len(recipes)} recipes are in the table", flush=True)
     swarm = str(Path(sys.argv[1] if len(sys.argv) > 1 else ".venv/bin").resolve())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -139,6 +174,7 @@ def main() -> None:
         (folder / "samplers.txt").write_text("".join(lines))
         serve = f"{swarm}/swarm serve {MODEL} --tinker --listen 127.0.0.1:{ports[0]}"
         os.environ["SWARM_API_KEY"] = KEY
+        run_alone(swarm, folder)
         running = [Terminal(f"{serve} --node trainer --samplers samplers.txt", folder)]
         try:
             running[0].wait_for("TINKER_BASE_URL=")
@@ -152,7 +188,7 @@ def main() -> None:
                 )
             print(f"{NUM_NODES} nodes follow: {time.monotonic() - began_s:.0f} s", flush=True)
             url = f"http://127.0.0.1:{ports[0]}"
-            learned = run_loop("sl_loop", folder, url, batch_size=NUM_PROMPTS, max_length=128)
+            learned = run_loop("sl_loop", folder, url, batch_size=NUM_PROMPTS, max_length=128, lora_rank=8)
             assert learned[1]["train_mean_nll"] < learned[0]["train_mean_nll"], learned
             for loss in LOSSES:
                 steps = run_loop(
@@ -160,6 +196,7 @@ def main() -> None:
                     folder,
                     url,
                     loss_fn=loss,
+                    lora_rank=8,
                     batch_size=NUM_PROMPTS,
                     group_size=NUM_SAMPLES,
                     max_tokens=NUM_TOKENS,
@@ -179,6 +216,22 @@ def main() -> None:
     assert min(by_nodes) > 0 and here == 0, found.group(0)
     assert sum(by_nodes) == len(LOSSES) * NUM_STEPS * NUM_PROMPTS * NUM_SAMPLES, found.group(0)
     print(f"the cookbook's loops ran against a swarm: {time.monotonic() - began_s:.0f} s")
+
+
+def run_alone(swarm: str, folder: Path) -> None:
+    """Runs the recipes of ALONE against a server that samples itself; each makes its steps with finite numbers."""
+    port = free_ports(1)[0]
+    server = Terminal(f"{swarm}/swarm serve {MODEL} --tinker --listen 127.0.0.1:{port}", folder)
+    try:
+        server.wait_for("TINKER_BASE_URL=")
+        for name, (options, number) in ALONE.items():
+            steps = run_loop(name, folder, f"http://127.0.0.1:{port}", **options)
+            values = [step[number] for step in steps if number in step]
+            assert len(values) >= NUM_STEPS and all(map(math.isfinite, values)), f"{name}: {number} of {steps}"
+    finally:
+        server.interrupt()
+        server.wait()
+    assert "Traceback" not in server.said, server.said
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:

@@ -5,10 +5,14 @@
     FOLDER/meta-llama/Llama-3.2-1B      a byte tokenizer, in which every second token is \\boxed{0} to \\boxed{3}
     FOLDER/openai/gsm8k                 questions whose answers are 0 to 3
     FOLDER/HuggingFaceH4/no_robots      conversations
+    FOLDER/Anthropic/hh-rlhf            two answers, the better one first
+    FOLDER/hicai-zju/SciKnowEval        questions with choices
+    FOLDER/markets.csv                  markets that resolved, as Prophet Arena has them
 
 A random policy over those tokens is right one time in four, so that rewards of a group differ.
 """
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -42,7 +46,42 @@ def make_world(folder: Path) -> Path:
         _write_rows(robots / f"{split}.jsonl", talks)
     _write_card(gsm8k, "main", "main/")
     _write_card(robots, "default", "")
+    pairs, choices = folder / "Anthropic" / "hh-rlhf", folder / "hicai-zju" / "SciKnowEval"
+    for split in ("train", "test"):
+        asked = [f"\n\nHuman: say {n}\n\nAssistant:" for n in range(16)]
+        _write_rows(pairs / f"{split}.jsonl", [{"chosen": f"{text} yes", "rejected": f"{text} no"} for text in asked])
+    about = {"domain": "Chemistry", "details": {"level": "L3"}, "type": "mcq-4-choices"}
+    letters = {"label": ["A", "B"], "text": ["an acid", "a base"]}
+    rows = [{**about, "question": f"What is {n}?", "choices": letters, "answerKey": "AB"[n % 2]} for n in range(16)]
+    _write_rows(choices / "test.jsonl", rows)
+    _write_card(pairs, "default", "")
+    _write_card(choices, "default", "", ("test",))
+    _write_markets(folder / "markets.csv")
     return model
+
+
+def _write_markets(path: Path) -> None:
+    """Writes markets of two years, of which every second one resolved with yes."""
+    sources = json.dumps([{"title": "rain", "summary": "it rained"}])
+    rows = [
+        {
+            "submission_id": f"s{n}",
+            "event_ticker": f"e{n}",
+            "title": f"event {n}",
+            "snapshot_time": f"{year}-02-01T00:00:00Z",
+            "close_time": f"{year}-02-05T00:00:00Z",
+            "market_outcome": json.dumps({f"m{n}": n % 2}),
+            "category": "rain",
+            "markets": json.dumps([f"m{n}"]),
+            "sources": sources,
+        }
+        for year in (2025, 2026)
+        for n in range(100 * year, 100 * year + 16)
+    ]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def write_model(folder: Path, seed: int = 0) -> None:
@@ -89,14 +128,14 @@ def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def _write_card(folder: Path, name: str, below: str) -> None:
+def _write_card(folder: Path, name: str, below: str, splits: tuple[str, ...] = ("train", "test")) -> None:
     """Writes the card from which `datasets` reads a folder's configurations and splits."""
     lines = [
         "---",
         "configs:",
         f"- config_name: {name}",
         "  data_files:",
-        *(line for split in ("train", "test") for line in (f"  - split: {split}", f"    path: {below}{split}.jsonl")),
+        *(line for split in splits for line in (f"  - split: {split}", f"    path: {below}{split}.jsonl")),
         "---",
     ]
     (folder / "README.md").write_text("\n".join([*lines, ""]), encoding="utf-8")

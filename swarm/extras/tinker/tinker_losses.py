@@ -145,8 +145,8 @@ def batch_of(loss: str, data: Sequence[TrainingDatum], part: Sequence[int], devi
         device: device of the tensors.
 
     Raises:
-        RequestRefused: a datum lacks a tensor of this loss, or has one with another shape, a value that is not finite,
-            or an advantage off the mask.
+        RequestRefused: a datum lacks a tensor of this loss, or has one that the loss does not take, another shape, a
+            value that is not finite, or an advantage off the mask.
     """
     size = max(data[row].targets.size for row in part)
     shape = (len(part), size)
@@ -154,6 +154,11 @@ def batch_of(loss: str, data: Sequence[TrainingDatum], part: Sequence[int], devi
     advantages, behavior = torch.zeros(shape), torch.zeros(shape)
     for row, place in enumerate(part):
         datum = data[place]
+        if unknown := sorted(datum.inputs.keys() - LOSSES[loss].inputs):
+            raise RequestRefused(
+                f"data.{place}.loss_fn_inputs.{unknown[0]}: {loss} takes target_tokens, "
+                f"{', '.join(LOSSES[loss].inputs)}; constants go into loss_fn_config, for all tokens alike"
+            )
         sent = {name: _tensor(loss, name, datum, place) for name in LOSSES[loss].inputs}
         count = datum.targets.size
         is_seen = torch.ones(count, dtype=torch.bool)

@@ -20,7 +20,7 @@ MAX_RANK: Final = 512
 MAX_SAMPLES: Final = 256  # of one request
 MAX_TOP: Final = 20
 MAX_STOPS: Final = 16
-MAX_CELLS: Final = 2**20  # of target_prompt_logprobs
+MAX_CELLS: Final = 2**16  # of target_prompt_logprobs
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -149,8 +149,15 @@ class CreateSampler(InSession):
 class TokenChunk(_Request):
     """One chunk of a prompt, as token ids."""
 
-    type: Literal["encoded_text"] = "encoded_text"
+    type: str = "encoded_text"
     tokens: Many[Annotated[int, Field(ge=0)]]
+
+    @field_validator("type")
+    @classmethod
+    def _of_text(cls, value: str) -> str:
+        if value != "encoded_text":
+            raise ValueError("only chunks of tokens are served, no images or audio")
+        return value
 
 
 class Chunks(_Request):
@@ -213,10 +220,10 @@ class PromptTargets(_Request):
     """`target_prompt_logprobs` of a sample request: tokens to score at a prompt's places, [L - 1, K], -1 for none."""
 
     dtype: Literal["int64"]
-    data: Annotated[list[Annotated[int, Field(ge=-1)]], Field(min_length=1, max_length=MAX_CELLS)]
+    data: Annotated[Many[Annotated[int, Field(ge=-1)]], Field(min_length=1, max_length=MAX_CELLS)]
     shape: tuple[Place, Place]
-    sparse_crow_indices: list[Place] | None = None  # CSR: where each row begins in `data`, and where the last one ends
-    sparse_col_indices: list[Place] | None = None
+    sparse_crow_indices: Many[Place] | None = None  # CSR: where each row begins in `data`, and where the last one ends
+    sparse_col_indices: Many[Place] | None = None
 
     def cells(self, num_rows: int, vocabulary: int) -> tuple[list[int], list[int]]:
         """Row and token of each cell in `data`, in order; -1 counts as token 0. Raises RequestRefused."""
@@ -224,8 +231,8 @@ class PromptTargets(_Request):
         if starts is None:
             rows, is_whole = [place // max(self.shape[1], 1) for place in range(count)], count == math.prod(self.shape)
         else:
-            sizes = [after - before for before, after in itertools.pairwise(starts)]
-            is_whole = starts[:1] == [0] and starts[-1] == count == len(columns or ()) and len(sizes) == num_rows
+            sizes = [after - before for before, after in itertools.pairwise(starts[: num_rows + 2])]
+            is_whole = starts[:1] == [0] and starts[-1] == count == len(columns or ()) and len(starts) == num_rows + 1
             is_whole = is_whole and min(sizes) >= 0 and max(columns or ()) < self.shape[1]
             rows = [row for row, size in enumerate(sizes) for _ in range(size)] if is_whole else []
         if self.shape[0] != num_rows or not is_whole or max(self.data) >= vocabulary:

@@ -156,7 +156,8 @@ class Samplers:
             named = np.where(np.asarray(targets.data) < 0, 0.0, named)
             starts, columns = targets.sparse_crow_indices, targets.sparse_col_indices or ()
             reply = target_reply(targets.shape, named, starts, columns)
-        return write_sample_reply(answers, scores, asked.topk_sample_logprobs, top, num_top, reply)
+        num_sampled = asked.topk_sample_logprobs
+        return await asyncio.to_thread(write_sample_reply, answers, scores, num_sampled, top, num_top, reply)
 
     def check(self, asked: SampleRequest) -> Sampling:
         """Returns the sampling of a request. Raises RequestRefused if the request cannot be answered."""
