@@ -1,15 +1,15 @@
 """HTTP server: uvicorn in its own thread, beside a node's worker or alone.
 
 Invariant: a stopped server no longer listens, and its thread has ended. Connections without a request are bounded in
-number and time: a newcomer takes the place of the oldest connection of the subnet that holds most, so whoever sends
-requests is answered.
+number and time, a body that has not come whole included: a newcomer takes the place of the oldest connection of the
+subnet that holds most, so whoever sends requests is answered.
 """
 
 import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -22,14 +22,18 @@ MAX_CONNECTIONS: Final = 1024
 MAX_SILENT: Final = 256  # connections without a request
 SILENT_PER_SUBNET: Final = 64
 HEAD_S: Final = 5.0  # for the head of a request, from the connection or the answer before
+BODY_S: Final = 30.0  # between two parts of a body
+MAX_SENDING: Final = 512  # connections whose body has not come whole: half of all
 _END_TIMEOUT_S: Final = 2  # for answers in progress
 
 
 class _BoundedProtocol(H11Protocol):
-    """A connection, which is among the silent ones of its server while it has no request."""
+    """A connection, which is among the silent ones of its server while it has no whole request."""
 
     silent: ClassVar[FairTable[str, "_BoundedProtocol"]]  # of one server, by subnet
+    sending: ClassVar[FairTable[str, "_BoundedProtocol"]]  # whose body has not come whole
     _subnet = ""
+    _table: "FairTable[str, _BoundedProtocol] | None" = None  # that it is in
     _end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -50,20 +54,30 @@ class _BoundedProtocol(H11Protocol):
         self._leave()
 
     def _look(self) -> None:
-        """Joins the silent connections, or leaves them."""
-        cycle: Any = self.cycle  # None before the first request
-        if self.transport.is_closing() or (cycle is not None and not cycle.response_complete):
+        """Joins the silent connections, or those whose body comes, or leaves both."""
+        cycle = cast("Any", self.cycle)  # None before the first request
+        is_asked = cycle is not None and not cycle.response_complete
+        is_whole = self.transport.is_closing() or (is_asked and not getattr(cycle, "more_body", False))
+        table = None if is_whole else self.sending if is_asked else self.silent
+        if table is not self._table:
             self._leave()
-        elif self._end is None:
-            if len(self.silent.of(self._subnet)) >= SILENT_PER_SUBNET:
-                self.silent.oldest(self._subnet).cut()
-            elif len(self.silent) >= MAX_SILENT:
-                self.silent.oldest_of_longest().cut()
-            self.silent.add(self._subnet, self)
-            self._end = self.loop.call_later(HEAD_S, self.cut)
+            if table is None:
+                return
+            if not is_asked and len(table.of(self._subnet)) >= SILENT_PER_SUBNET:
+                table.oldest(self._subnet).cut()
+            elif len(table) >= (MAX_SENDING if is_asked else MAX_SILENT):
+                table.oldest_of_longest().cut()
+            table.add(self._subnet, self)
+            self._table = table
+            self._end = self.loop.call_later(BODY_S if is_asked else HEAD_S, self.cut)
+        elif is_asked and self._end is not None:
+            self._end.cancel()
+            self._end = self.loop.call_later(BODY_S, self.cut)
 
     def _leave(self) -> None:
-        self.silent.remove(self._subnet, self)
+        if self._table is not None:
+            self._table.remove(self._subnet, self)
+            self._table = None
         if self._end is not None:
             self._end.cancel()
             self._end = None
@@ -84,10 +98,10 @@ class HttpServer:
     """
 
     def __init__(self, app: Any) -> None:
-        silent = FairTable[str, _BoundedProtocol]()
+        tables = {name: FairTable[str, _BoundedProtocol]() for name in ("silent", "sending")}
         config = uvicorn.Config(
             app,
-            http=type("_Protocol", (_BoundedProtocol,), {"silent": silent}),
+            http=type("_Protocol", (_BoundedProtocol,), tables),
             log_config=None,
             access_log=False,
             lifespan="off",

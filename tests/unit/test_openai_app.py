@@ -319,6 +319,22 @@ def test_half_requests_keep_nobody_out(served: Served, monkeypatch: pytest.Monke
                 assert each.recv(1) == b""
 
 
+def test_half_bodies_keep_nobody_out(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MAX_SENDING", 8)
+    monkeypatch.setattr(http_server, "BODY_S", 0.5)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 9\r\n\r\n{{"
+    with ExitStack() as held:
+        half = [held.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(40)]
+        for each in half:
+            each.sendall(head.encode())
+        long = {"prompt": "a" * 20, "user": "x" * 150_000, "max_tokens": 2}  # its body comes in several parts
+        assert len(served.whole("/v1/completions", long)["choices"]) == 1
+        for each in half:
+            each.settimeout(HANG_S)
+            with suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+
+
 def slow(engine: TransformersGenerator) -> threading.Semaphore:
     """The engine makes a token for each release."""
     go = threading.Semaphore(0)
