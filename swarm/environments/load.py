@@ -103,6 +103,12 @@ def load_plugin(config: EnvironmentConfig) -> Environment:
     make = load_object(config.dataset) if ":" in config.dataset else load_entry_point(ENTRY_POINTS, config.dataset)
     if not isinstance(make, type):
         raise ConfigError(f"{origin} is not a class; kind `function` takes a function, kind `plugin` an Environment")
+    is_of_openenv = any(base.__module__.startswith("openenv.") for base in make.__mro__)
+    if is_of_openenv and not hasattr(make, "episode"):  # it is not made, which may start servers
+        raise ConfigError(
+            f"{origin} is an Environment of OpenEnv: it has no numbered tasks, and its actions are no texts; wrap it in "
+            "a class with the members of Environment in swarm/interfaces.py (docs/environments.md, OpenEnv)"
+        )
     try:
         made = cast("Callable[[EnvironmentConfig], Environment]", make)(config)
     except ConfigError:

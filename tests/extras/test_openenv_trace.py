@@ -14,6 +14,7 @@ import pytest
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.load import build_environment
+from swarm.errors import ConfigError
 from swarm.extras.traces.openenv_trace import from_training_trace, to_training_trace
 from swarm.model.tokenizer import CharTokenizer
 from swarm.testing.episodes import make_episode_group
@@ -60,6 +61,21 @@ def test_the_package_itself_takes_it() -> None:
     assert len(taken.turns) == 3
     _, read = from_training_trace(taken.model_dump(mode="json"), VERSION)
     np.testing.assert_array_equal(read.token_ids, played()[1].token_ids)
+
+
+def test_an_environment_of_the_package_is_refused_by_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package()
+    folder = Path(str(metadata.distribution("openenv").locate_file("openenv")))
+    for name in ("openenv", "openenv.core", "openenv.core.env_server"):  # themselves they need fastmcp
+        parent = ModuleType(name)
+        parent.__path__ = [str(folder.joinpath(*name.split(".")[1:]))]
+        monkeypatch.setitem(sys.modules, name, parent)
+    code = "from openenv.core.env_server.interfaces import Environment\nclass Echo(Environment): ...\n"
+    (tmp_path / "echo.py").write_text(code)
+    with pytest.raises(ConfigError, match=r"Echo is an Environment of OpenEnv"):
+        build_environment(EnvironmentConfig(name="echo", kind="plugin", dataset=f"{tmp_path / 'echo.py'}:Echo"))
 
 
 def rendered_again(data: Any) -> None:

@@ -92,6 +92,7 @@ def test_a_class_that_only_implements_the_protocol_is_enough(tmp_path: Path) -> 
         (PLAIN.replace("class Plain:", "class Sums:").replace("config.name, 3", "'other', 3"), "config.name"),
         (PLAIN.replace("class Plain:", "class Sums:").replace("3, 1", "3, 2"), "max_turns is 1, and .max_turns 2"),
         ("class Sums:\n  def __init__(self, config): raise ValueError('no data')", "ValueError: no data"),
+        ("class A:\n  __module__ = 'openenv.core'\nclass Sums(A): ...", "is an Environment of OpenEnv: .* wrap it"),
     ],
 )
 def test_a_plugin_that_cannot_work_is_refused_with_the_fix(tmp_path: Path, code: str, words: str) -> None:
