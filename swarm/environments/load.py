@@ -106,8 +106,8 @@ def load_plugin(config: EnvironmentConfig) -> Environment:
     is_of_openenv = any(base.__module__.startswith("openenv.") for base in make.__mro__)
     if is_of_openenv and not hasattr(make, "episode"):  # it is not made, which may start servers
         raise ConfigError(
-            f"{origin} is an Environment of OpenEnv: it has no numbered tasks, and its actions are no texts; wrap it in "
-            "a class with the members of Environment in swarm/interfaces.py (docs/environments.md, OpenEnv)"
+            f"{origin} is an Environment of OpenEnv: it has no numbered tasks, and its actions are no texts; wrap it "
+            "in a class with the members of Environment in swarm/interfaces.py (docs/environments.md, OpenEnv)"
         )
     try:
         made = cast("Callable[[EnvironmentConfig], Environment]", make)(config)
