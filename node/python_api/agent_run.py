@@ -10,7 +10,9 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
+from swarm.addresses import is_loopback
 from swarm.errors import ConfigError, Unavailable
 from swarm.types import JsonDict
 
@@ -69,8 +71,11 @@ def _ask(url: str, key: str, body: JsonDict | None) -> JsonDict:
         raise ConfigError(f"base_url: {url!r} is no address; expected http://HOST:PORT/v1")
     data = None if body is None else json.dumps(body, allow_nan=False).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    # keys for a server of this machine go to no proxy
+    is_here = is_loopback(urlsplit(url).hostname or "")
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=_TIMEOUT_S) as reply:
+        with opener.open(urllib.request.Request(url, data, headers), timeout=_TIMEOUT_S) as reply:
             return json.loads(reply.read())
     except urllib.error.HTTPError as error:
         message = _message(error)

@@ -1,6 +1,7 @@
 """Runs of agents: recorded token by token, rewarded once, compared within their task, and told what became of them."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from node.python_api.agent_run import agent_run
 from swarm.clock import ManualClock
 from swarm.config.node_config import AGENT_RUNS
 from swarm.episode import EpisodeOutcome
@@ -431,3 +433,15 @@ def test_a_group_is_closed_once_though_several_threads_see_that_it_is_complete(t
         it.store.refuse([members[0].number], RunState.WAITING, "too late")
         (closed,) = it.store.closed_groups()
         assert len(it.store.runs_of(closed.number)) == 2
+
+
+def test_the_key_for_a_server_of_this_machine_goes_to_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        with pytest.raises(Unavailable), agent_run("http://127.0.0.1:9/v1", "key"):
+            pass
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()

@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -255,3 +257,24 @@ def test_code_that_the_command_line_names_needs_no_trust(evil: Path) -> None:
     )
     with pytest.raises(ConfigError, match="Tasks"):
         require_trusted(evil, code, False, [f"{named}:score", f"{named}:RECIPE", f"z{named}:Tasks"])
+
+
+def test_a_training_is_written_without_home_locale_or_direct_network(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "swarm.cli.main",
+        "train",
+        "my node",
+        "-m",
+        "tiny",
+        "--env",
+        "char:sort",
+        "--only-write",
+    ]
+    proxy = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"), "http://127.0.0.1:9")
+    bare = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "XDG_STATE_HOME": str(tmp_path / "read only"), **proxy}
+    (tmp_path / "read only").write_text("no folder")
+    done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "swarm train 'my node'" in done.stdout
