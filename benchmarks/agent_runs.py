@@ -1,10 +1,12 @@
 """An unchanged agent that trains SmolLM2 by its own runs: held-out success before and after, rewards given late.
 
     build/agents-env/bin/python -m benchmarks.agent_runs --seed 0     # the environment of .ci/run's stage of agents
+    build/agents-env/bin/python -m benchmarks.agent_runs --agent pydantic_ai --steps 16
 
-The agent is LangGraph's `create_react_agent` without tools, its prompts have 28 tokens. The task is the sum of two
-digits, a quarter of which are held out: an answer is right if its last number is the sum. Each run is rewarded
-`--late-s` after its answer. Prints one line of JSON.
+The task is the sum of two digits, a quarter of which are held out. LangGraph's `create_react_agent` has no tools and
+prompts of 28 tokens: an answer is right if its last number is the sum. The other two agents have a tool, which they
+carry out: a run is right if its first call has the two digits. Each run is rewarded `--late-s` after its answer. Prints
+one line of JSON, with the groups that were learned from, and the turns whose prompt is not what their run had before.
 """
 
 import argparse
@@ -17,17 +19,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import swarm
+from swarm.clock import SystemClock
 from swarm.environments.environment import is_held_out
 from swarm.errors import SwarmError
+from swarm.exchange.group_store import SqliteGroupStore
+from swarm.model.conversations import conversation_ids
 
 PAIRS = [(a, b) for a in range(1, 10) for b in range(1, 10)]
-AT_ONCE = 32  # runs
-ANSWER_TOKENS = 12
 INSTRUCTIONS = "Answer with the number only."
+# SmolLM2 calls no tool that it may leave out (0 of 28), and copies a schema where it needs a call and has no example.
+TOOL_INSTRUCTIONS = (
+    'Example, 2 + 3: <tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>\nAnswer in one word.'
+)
 
 
 def question(a: int, b: int) -> str:
@@ -41,7 +53,84 @@ def is_right(answer: str, pair: tuple[int, int]) -> bool:
     return bool(numbers) and numbers[-1] == str(sum(pair))
 
 
-def write_config(directory: Path, seed: int, steps: int, port: int) -> Path:
+async def langgraph(url: str, key: str, pair: tuple[int, int], **sampling: Any) -> bool:
+    """A run of LangGraph's agent: True if its answer is right."""
+    from langchain_openai import ChatOpenAI
+    from langgraph.prebuilt import create_react_agent
+
+    model: Any = ChatOpenAI(model="policy", base_url=url, api_key=key, **sampling)
+    agent: Any = create_react_agent(model, [], prompt=INSTRUCTIONS)
+    made = await agent.ainvoke({"messages": [("user", question(*pair))]})
+    return is_right(str(made["messages"][-1].content), pair)
+
+
+class Adder:
+    """A tool that notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    def add(self, a: int, b: int) -> int:
+        """Adds two numbers."""
+        self.calls.append((a, b))
+        return a + b
+
+
+async def pydantic_ai(url: str, key: str, pair: tuple[int, int], **sampling: Any) -> bool:
+    """A run of Pydantic AI's agent, whose output is the tool's: True if its first call is right."""
+    from pydantic_ai import Agent, ToolOutput
+    from pydantic_ai.exceptions import AgentRunError
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    tool, model = Adder(), OpenAIChatModel("policy", provider=OpenAIProvider(base_url=url, api_key=key))
+    output, settings = ToolOutput(tool.add, name="add"), {"parallel_tool_calls": False, **sampling}
+    agent: Any = Agent(model, output_type=output, instructions=TOOL_INSTRUCTIONS, model_settings=settings)  # type: ignore
+    with suppress(AgentRunError):  # it gave up after a call that does not fit
+        await agent.run(question(*pair))
+    return tool.calls[:1] == [pair]
+
+
+async def agents(url: str, key: str, pair: tuple[int, int], **sampling: Any) -> bool:
+    """A run of the agent of OpenAI's SDK, which answers after its tool: True if its first call is right."""
+    from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool
+    from agents.exceptions import AgentsException
+    from openai import APIStatusError, AsyncOpenAI
+
+    tool, settings = Adder(), ModelSettings(tool_choice="required", parallel_tool_calls=False, **sampling)
+    model = OpenAIResponsesModel("policy", AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=3600))
+    agent = Agent(
+        name="adder",
+        instructions=TOOL_INSTRUCTIONS,
+        model=model,
+        model_settings=settings,
+        tools=[function_tool(tool.add)],
+    )
+    with suppress(AgentsException, APIStatusError):  # an answer that was cut, or no call in all tries
+        await Runner.run(agent, question(*pair), max_turns=3)
+    return tool.calls[:1] == [pair]
+
+
+@dataclass(frozen=True)
+class Course:
+    """An agent, and the sizes that its runs need."""
+
+    run: Callable[..., Awaitable[bool]]
+    answer_tokens: int
+    group_size: int = 8
+    local_groups: int = 4
+    temperature: float = 1.0
+    episode_tokens: int = 512
+
+
+AGENTS = {
+    "langgraph": Course(langgraph, 12),
+    "pydantic_ai": Course(pydantic_ai, 28, 4, 2, 0.7, 2048),
+    "agents": Course(agents, 28, 4, 2, 0.7, 2048),
+}
+
+
+def write_config(directory: Path, course: Course, seed: int, steps: int, port: int) -> Path:
     """node.toml of a node that learns from runs alone."""
     path = directory / "node.toml"
     path.write_text(
@@ -59,13 +148,14 @@ group_s = 120
 name = "agents"
 learn = true
 [generator]
-group_size = 8
-max_new_tokens = {ANSWER_TOKENS}
-max_episode_tokens = 512
+group_size = {course.group_size}
+temperature = {course.temperature}
+max_new_tokens = {course.answer_tokens}
+max_episode_tokens = {course.episode_tokens}
 [engine]
 max_rows = 32
 [replay]
-local_groups = 4
+local_groups = {course.local_groups}
 external_groups = 0
 max_age_steps = 24
 [learner]
@@ -77,32 +167,21 @@ learning_rate = 2e-5
     return path
 
 
-async def main(arguments: argparse.Namespace, directory: Path, node: "subprocess.Popen[bytes]") -> None:
+async def main(arguments: argparse.Namespace, directory: Path, node: "subprocess.Popen[bytes]") -> dict[str, Any]:
     """Measures, lets agents run, measures again."""
-    from langchain_openai import ChatOpenAI
-    from langgraph.prebuilt import create_react_agent
-
-    url = f"http://127.0.0.1:{arguments.port}/v1"
-
-    async def ask(key: str, pair: tuple[int, int], **settings: Any) -> str:
-        model: Any = ChatOpenAI(model="policy", base_url=url, api_key=key, **settings)
-        agent: Any = create_react_agent(model, [], prompt=INSTRUCTIONS)
-        made = await agent.ainvoke({"messages": [("user", question(*pair))]})
-        return str(made["messages"][-1].content)
+    url, course = f"http://127.0.0.1:{arguments.port}/v1", AGENTS[arguments.agent]
 
     async def success(pairs: list[tuple[int, int]]) -> float:
         main_key = (directory / "api.key").read_text()
-        answers = await asyncio.gather(
-            *(ask(main_key, pair, temperature=0, max_tokens=ANSWER_TOKENS) for pair in pairs)
-        )
-        return sum(map(is_right, answers, pairs)) / len(pairs)
+        how = {"temperature": 0, "max_tokens": course.answer_tokens}
+        return sum(await asyncio.gather(*(course.run(url, main_key, pair, **how) for pair in pairs))) / len(pairs)
 
     states: dict[str, int] = {}
 
     async def one(pair: tuple[int, int], task: str, late: asyncio.TaskGroup) -> None:
         manager = swarm.agent_run(url, (directory / "api-agents.key").read_text(), task)
         run = await asyncio.to_thread(manager.__enter__)
-        value = float(is_right(await ask(run.key, pair), pair))
+        value = float(await course.run(url, run.key, pair))
         late.create_task(reward(run, value))
 
     async def reward(run: swarm.AgentRun, value: float) -> None:
@@ -120,17 +199,46 @@ async def main(arguments: argparse.Namespace, directory: Path, node: "subprocess
     trained = [pair for pair in PAIRS if pair not in held_out]
     before, began_s = await success(held_out), time.monotonic()
     print(json.dumps({"held_out": len(held_out), "before": before}), file=sys.stderr)
-    source, number = random.Random(arguments.seed), 0
+    source, number, size = random.Random(arguments.seed), 0, course.group_size
     async with asyncio.TaskGroup() as late:
         while step(url, directory) < arguments.steps and time.monotonic() - began_s < arguments.minutes * 60:
-            pairs = [source.choice(trained) for _ in range(AT_ONCE // 8)]
-            runs = [one(p, f"{number + i}: {question(*p)}", late) for i, p in enumerate(pairs) for _ in range(8)]
+            pairs = [source.choice(trained) for _ in range(course.local_groups)]
+            runs = [one(p, f"{number + i}: {question(*p)}", late) for i, p in enumerate(pairs) for _ in range(size)]
             await asyncio.gather(*runs)
             number += len(pairs)
     minutes = (time.monotonic() - began_s) / 60
     after, made = await success(held_out), step(url, directory)
-    row = {"seed": arguments.seed, "held_out": len(held_out), "before": before, "after": after, "steps": made}
-    print(json.dumps(row | {"groups": number, "minutes": round(minutes, 1), "states": states}))
+    row = {"agent": arguments.agent, "seed": arguments.seed, "held_out": len(held_out), "before": before}
+    return row | {"after": after, "steps": made, "groups": number, "minutes": round(minutes, 1), "states": states}
+
+
+async def learned_from(directory: Path) -> dict[str, int]:
+    """Groups in steps, with their calls and tokens, and calls whose prompt is not what their run had before."""
+    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+    drawn = {group["digest"] for event in events if event["kind"] == "draw" for group in event["groups"]}
+    store = await SqliteGroupStore.open(directory / "groups.sqlite", SystemClock(), 2**40)
+    groups = [each for each in await store.load_scored(10**6) if each.digest.hex() in drawn]
+    await store.close()
+    counts = {"groups_learned": len(groups), "calls": 0, "tries": 0, "continued": 0, "drifted": 0, "tokens": 0}
+    counts |= {"continued_tokens": 0}
+    for scored in groups:
+        for rollout, outcome in zip(scored.group.rollouts, scored.outcomes, strict=True):
+            trace, prompts = rollout.trace, list[list[int]]()
+            assert trace is not None
+            counts["tokens"] += int(trace.action_mask.sum())
+            own = conversation_ids(outcome.conversations, trace.turn_ids, trace.action_mask)
+            for turn, conversation in enumerate(outcome.conversations):
+                start = int(np.flatnonzero((trace.turn_ids == turn) & trace.action_mask)[0])
+                before: list[int] = trace.token_ids[:start][own[:start] == conversation].tolist()
+                prompts.append([*([] if conversation else scored.group.prompt_ids.tolist()), *before])
+                is_continued = conversation in outcome.conversations[:turn]
+                is_try = turn > 0 and not is_continued and prompts[-1] in prompts[:-1]
+                counts["calls"] += 1
+                counts["tries"] += is_try
+                counts["continued"] += is_continued
+                counts["continued_tokens"] += len(prompts[-1]) * is_continued
+                counts["drifted"] += turn > 0 and not is_continued and not is_try
+    return counts
 
 
 def is_served(url: str, directory: Path) -> bool:
@@ -152,6 +260,7 @@ def step(url: str, directory: Path) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agent", choices=AGENTS, default="langgraph")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=40, help="most optimizer steps")
     parser.add_argument("--minutes", type=float, default=60, help="no run begins after them")
@@ -161,12 +270,14 @@ if __name__ == "__main__":
     options = parser.parse_args()
     place = Path(options.dir or tempfile.mkdtemp(prefix="agent-runs-"))
     place.mkdir(parents=True, exist_ok=True)
-    config = write_config(place, options.seed, options.steps, options.port)
+    config = write_config(place, AGENTS[options.agent], options.seed, options.steps, options.port)
+    os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
     with (place / "log.txt").open("w") as log:
         command = [sys.executable, "-m", "node.cli", "start", "--config", str(config)]
         started = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         try:
-            asyncio.run(main(options, place, started))
+            row = asyncio.run(main(options, place, started))
         finally:
             started.terminate()
             started.wait()
+    print(json.dumps(row | asyncio.run(learned_from(place))))

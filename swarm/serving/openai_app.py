@@ -400,21 +400,19 @@ class OpenAiApp:
 
     async def _whole(self, request: Request, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
         """Waits for all answers. Raises ClientDisconnect if the client has gone, RequestRefused, and Unavailable."""
+        tasks = [asyncio.create_task(call) for call in calls]
+        gone = asyncio.create_task(_until_gone(request))
         try:
             with self._open(len(calls)):
-                answers = asyncio.gather(*calls)
-                gone = asyncio.ensure_future(_until_gone(request))
-                try:
-                    await asyncio.wait((answers, gone), return_when=asyncio.FIRST_COMPLETED)
-                    if not answers.done():
-                        raise ClientDisconnect
-                    return answers.result()
-                finally:
-                    gone.cancel()
-                    answers.cancel()
+                answers = asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.wait((answers, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not answers.done():
+                    raise ClientDisconnect
+                return [task.result() for task in tasks]
         finally:
-            for call in calls:  # those that were not begun
-                call.close()
+            for task in (gone, *tasks):
+                task.cancel()
+            await asyncio.gather(gone, *tasks, return_exceptions=True)
 
     def _streamed(
         self,

@@ -1,5 +1,6 @@
 """A policy behind OpenAI's HTTP interface, over real connections to a real engine."""
 
+import gc
 import json
 import socket
 import threading
@@ -364,7 +365,7 @@ def begin(one: Served, body: dict[str, Any]) -> socket.socket:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_whose_caller_went_away_leaves_the_engine(stream: bool) -> None:
+def test_an_answer_whose_caller_went_away_leaves_the_engine(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     with serving() as (one, go):
         connection = begin(one, {"prompt": [5], "max_tokens": 100, "stream": stream})
         go.release(3)
@@ -374,6 +375,8 @@ def test_an_answer_whose_caller_went_away_leaves_the_engine(stream: bool) -> Non
         while one.engine._completions._calls:  # the test's own time limit ends a wait for ever
             go.release()
         assert one.app._num_open == 0
+    gc.collect()  # asyncio logs what nobody looked at when it is gone
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_more_than_the_bound_wait_elsewhere() -> None:

@@ -35,8 +35,8 @@ MOST_LINES = {
     "extras": 5_880,
     "operation": 25_620,
     "packages": 96_940,
-    "benchmarks": 10_080,
-    "tests": 78_540,
+    "benchmarks": 10_100,
+    "tests": 78_680,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
@@ -196,7 +196,7 @@ def test_every_library_that_is_imported_is_declared():
                 "trackio",
                 "datasets",
                 "verifiers",
-                *("agents", "langchain_openai", "langgraph", "pydantic_ai"),
+                *("agents", "openai", "langchain_openai", "langgraph", "pydantic_ai"),
             ):
                 undeclared.add(f"{path.relative_to(ROOT)}: {top}")
     assert not undeclared, undeclared
