@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
+from safetensors import SafetensorError
+
 from swarm.config.generation_config import is_char_model
 from swarm.errors import ConfigError
 from swarm.model.char_folder import write_char_tokenizer
@@ -44,9 +46,16 @@ def require_format(kind: str) -> Format:
 
 
 def write_hf(model: TrainedModel, folder: Path) -> None:
-    """Writes config, safetensors, tokenizer and chat template for `from_pretrained`; merges adapters in the network."""
+    """Writes config, safetensors, tokenizer and chat template for `from_pretrained`; merges adapters in the network.
+
+    Raises:
+        OSError: the disk refused a file.
+    """
     merge_adapters(model.network)
-    cast("Any", model.network).save_pretrained(folder)
+    try:
+        cast("Any", model.network).save_pretrained(folder)
+    except SafetensorError as error:  # what the system refused has this name, too
+        raise OSError(f"{folder}: {error}") from error
     _write_tokenizer(model, folder)
 
 

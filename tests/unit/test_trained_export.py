@@ -11,6 +11,7 @@ import gguf
 import pytest
 import tokenizers
 import torch
+from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -419,6 +420,17 @@ def test_what_cannot_be_exported_is_said_with_its_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a node's directory"):
         load_target(str(tmp_path))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_takes_no_weights_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_trained_node(tmp_path / "node")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", refuse)
+    result = CliRunner().invoke(app, ["export", str(tmp_path / "node"), str(tmp_path / "out")], env={"COLUMNS": "400"})
+    assert result.exit_code == 2 and "out: cannot be written: " in result.stderr and "No space" in result.stderr
 
 
 def test_another_model_in_the_configuration_is_not_exported_as_this_one(tmp_path: Path) -> None:
