@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 49_240,
+    "core": 49_260,
     "methods": 7_280,
     "extras": 5_880,
-    "operation": 25_620,
-    "packages": 96_940,
+    "operation": 25_660,
+    "packages": 97_000,
     "benchmarks": 10_100,
-    "tests": 78_680,
+    "tests": 78_760,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
