@@ -84,8 +84,9 @@ async def pydantic_ai(url: str, key: str, pair: tuple[int, int], **sampling: Any
     from pydantic_ai.providers.openai import OpenAIProvider
 
     tool, model = Adder(), OpenAIChatModel("policy", provider=OpenAIProvider(base_url=url, api_key=key))
-    output, settings = ToolOutput(tool.add, name="add"), {"parallel_tool_calls": False, **sampling}
-    agent: Any = Agent(model, output_type=output, instructions=TOOL_INSTRUCTIONS, model_settings=settings)  # type: ignore
+    settings: Any = {"parallel_tool_calls": False, **sampling}
+    output: Any = ToolOutput(tool.add, name="add")
+    agent: Any = Agent(model, output_type=output, instructions=TOOL_INSTRUCTIONS, model_settings=settings)
     with suppress(AgentRunError):  # it gave up after a call that does not fit
         await agent.run(question(*pair))
     return tool.calls[:1] == [pair]
@@ -125,8 +126,8 @@ class Course:
 
 AGENTS = {
     "langgraph": Course(langgraph, 12),
-    "pydantic_ai": Course(pydantic_ai, 28, 4, 2, 0.7, 2048),
-    "agents": Course(agents, 28, 4, 2, 0.7, 2048),
+    "pydantic_ai": Course(pydantic_ai, 28, 4, 2, 0.7, 4096),
+    "agents": Course(agents, 28, 4, 2, 0.7, 4096),
 }
 
 
@@ -143,7 +144,6 @@ source = "smollm2"
 kind = "none"
 [serve]
 listen = "127.0.0.1:{port}"
-group_s = 120
 [[serve.keys]]
 name = "agents"
 learn = true
@@ -215,7 +215,9 @@ async def main(arguments: argparse.Namespace, directory: Path, node: "subprocess
 async def learned_from(directory: Path) -> dict[str, int]:
     """Groups in steps, with their calls and tokens, and calls whose prompt is not what their run had before."""
     events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    drawn = {group["digest"] for event in events if event["kind"] == "draw" for group in event["groups"]}
+    made = {event["draw_step"] for event in events if event["kind"] == "step"}
+    draws = [event for event in events if event["kind"] == "draw" and event["draw_step"] in made]
+    drawn = {group["digest"] for draw in draws for group in draw["groups"]}
     store = await SqliteGroupStore.open(directory / "groups.sqlite", SystemClock(), 2**40)
     groups = [each for each in await store.load_scored(10**6) if each.digest.hex() in drawn]
     await store.close()

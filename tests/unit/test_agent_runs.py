@@ -389,7 +389,7 @@ def test_each_try_at_a_form_is_an_action_of_its_run_after_the_same_prompt(tmp_pa
     with world(tmp_path, "") as it:
         for run in ("one", "two"):
             it.server.engine.texts = ["no", '{"a": 1', '{"a": 2}', "no", "{}"]
-            fields = {"response_format": {"type": "json_object"}}
+            fields: dict[str, Any] = {"response_format": {"type": "json_object"}}
             first = it.call(run, user("?"), **fields)
             message = first["choices"][0]["message"]
             second = it.call(run, user("?"), message, user("more"), **fields)
