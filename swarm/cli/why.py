@@ -52,7 +52,7 @@ def why(
     if is_healthy(found):
         rewards = snapshot.course("reward_mean")
         newest = f", mean reward of the newest step {rewards[-1]:.2f}" if rewards else ""
-        healthy = health_words(snapshot.learning.verdict) if snapshot.is_trainer else "nothing is wrong"
+        healthy = health_words(snapshot.learning) if snapshot.is_trainer else "nothing is wrong"
         _print(f"{healthy}: {len(snapshot.made)} steps{newest}" + ("; good to know:" if found else ""))
     for number, each in enumerate(found, 1):
         _print_finding(number, each)

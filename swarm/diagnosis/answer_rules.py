@@ -9,7 +9,7 @@ from collections.abc import Callable
 from statistics import variance
 from typing import Final
 
-from swarm.diagnosis.signal_rules import of_prompt, teaches_little
+from swarm.diagnosis.signal_rules import has_no_success, of_prompt, teaches_little
 from swarm.diagnosis.snapshot import (
     COMPARED,
     EDGE,
@@ -132,7 +132,7 @@ def right_answers_hold_more(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def paid_though_wrong(snapshot: Snapshot) -> Diagnosed | None:
-    """Finds fully paid answers that do not contain the right one; usual if several answers are right."""
+    """Finds best paid answers that do not contain the right one; usual if several answers are right."""
     known = [
         (reward, any(flags))
         for group in snapshot.answers
@@ -145,13 +145,13 @@ def paid_though_wrong(snapshot: Snapshot) -> Diagnosed | None:
     if best < UNPAID or len(paid) < MANY_PAID or sum(paid) > (1 - MOST) * len(paid):
         return None
     return Diagnosed(
-        claim=f"{len(paid) - sum(paid)} of {len(paid)} answers with the full reward are not the right one, nor have it "
-        "in them: the reward asks for less than that",
+        claim=f"{len(paid) - sum(paid)} of {len(paid)} answers with the highest reward seen, {best:.3g}, are not the "
+        "right one, nor have it in them: the reward asks for less than that",
         fix=f"read some, and what they are worth: {snapshot.look}; a reward that compares with the "
         "reference, unless other answers are as right",
         evidence=(f"{len(known)} answers of the newest own groups {EVIDENCE}",),
         key="environments.dataset",
-        gravity=Gravity.HARMS if teaches_little(snapshot) else Gravity.NOTE,
+        gravity=Gravity.HARMS if teaches_little(snapshot) or has_no_success(snapshot) else Gravity.NOTE,
     )
 
 

@@ -25,6 +25,7 @@ SLOW: Final = 0.01  # nats that a step moves log-probs by; docs/metrics.md
 WIDE: Final = 0.1  # of an interval to each side
 SHORT: Final = 300  # steps
 MOST_TRIES: Final = 4
+EASY: Final = 0.9  # mean reward of the first own groups, from which on hardly anything is left to learn
 
 
 def training_gain(snapshot: Snapshot) -> tuple[float, float, Interval] | None:
@@ -50,7 +51,8 @@ def did_not_learn(snapshot: Snapshot) -> Diagnosed | None:
         return None
     first, newest, (low, high) = gain or (0.0, 0.0, (0.0, 0.0))
     verdict, whole, gravity = evidence.verdict, evidence.whole, Gravity.HARMS
-    is_by_heart = whole is not None and low > max(0.0, whole.interval[1])
+    is_done = whole is not None and whole.after >= KNOWN
+    is_by_heart = whole is not None and not is_done and low > max(0.0, whole.interval[1])
     claim = {
         Learned.NO: "it did not learn, and no known fault explains it",
         Learned.WORSE: "it got worse, and no known fault explains it",
@@ -65,6 +67,11 @@ def did_not_learn(snapshot: Snapshot) -> Diagnosed | None:
         )
         if whole.reward is not None and whole.reward[2][0] > 0:
             claim = "held-out answers earn a little more, and no more of them are right"
+        if is_done:
+            gravity, claim = (
+                Gravity.NOTE,
+                "nearly all held-out problems are right, and these are too few to show a gain",
+            )
     elif verdict in (Learned.UNKNOWN, Learned.TOO_FEW) and gain is not None and low <= 0 and newest < KNOWN:
         claim = "the reward in training did not rise, and held-out success is not known"
     if not claim or (verdict is Learned.COMMONEST and not is_over):
@@ -90,14 +97,20 @@ def _what_to_try(snapshot: Snapshot, is_rising: bool, is_by_heart: bool) -> list
     `is_rising`: the reward in training rises; `is_by_heart`: by more than held-out success can have risen.
     """
     whole, found = snapshot.learning.whole, list[str]()
-    if whole is not None and whole.before >= KNOWN:
-        found.append("harder tasks: nothing is left to learn from these")
-    is_short = bool(snapshot.made) and snapshot.made[-1].step < SHORT
+    paid = mean([put.reward_mean for put in events_of(GroupPut, snapshot.events)][:LEAST_REWARDS])
+    is_easy = paid >= EASY or (whole is not None and whole.before >= KNOWN)
+    if is_easy:
+        found.append(f"harder tasks: nothing is left to learn from these (mean reward in the beginning: {paid:.2g})")
+    is_short = (
+        not (is_easy or (whole is not None and whole.after >= KNOWN))
+        and bool(snapshot.made)
+        and snapshot.made[-1].step < SHORT
+    )
     if is_short and is_rising and not is_by_heart:
         found.append(f"more steps than {snapshot.made[-1].step}: the reward in training rises")
     used = sum(use.is_own_policy for draw in snapshot.draws for use in draw.groups)
     equal = sum(draw.num_zero_variance for draw in snapshot.draws)
-    if used + equal and used <= SMALL_SHARE * (used + equal):
+    if not is_easy and used + equal and used <= SMALL_SHARE * (used + equal):
         found.append(
             f"easier tasks to begin with, a reward that grades, or more tries ([generator] group_size): in {used} of "
             f"{used + equal} own groups answers had differing rewards, and only these teach"

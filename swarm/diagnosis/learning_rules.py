@@ -36,6 +36,7 @@ from swarm.events import (
     events_of,
 )
 from swarm.telemetry.warning_log import SLOW_DTYPE
+from swarm.trained.learning_evidence import Learned
 
 FAR: Final = 10.0  # times the usual rate
 FAST: Final = 0.1  # nats by which one step moves log-probs, from which on it is a leap; docs/metrics.md
@@ -224,12 +225,28 @@ def gets_worse(snapshot: Snapshot) -> Diagnosed | None:
     found = losses(snapshot)
     if not found:
         return None
-    recipe = "" if snapshot.config is None else snapshot.config.learner.recipe
-    own = f"; first look for a wrong sign in your own recipe (learner.recipe = {recipe})" if ":" in recipe else ""
     return Diagnosed(
         claim="the model forgets what it could",
-        fix=f"begin again from a checkpoint before the fall (swarm export --step), with half the learning rate{own}",
+        fix="begin again from a checkpoint before the fall (swarm export --step), with half the learning rate"
+        + _of_own_recipe(snapshot),
         evidence=tuple(found),
+    )
+
+
+def _of_own_recipe(snapshot: Snapshot) -> str:
+    recipe = "" if snapshot.config is None else snapshot.config.learner.recipe
+    return f"; first look for a wrong sign in your own recipe (learner.recipe = {recipe})" if ":" in recipe else ""
+
+
+def own_recipe_harms(snapshot: Snapshot) -> Diagnosed | None:
+    """Finds held-out success that got worse under a recipe of a file."""
+    if not (own := _of_own_recipe(snapshot)) or snapshot.learning.verdict is not Learned.WORSE:
+        return None
+    return Diagnosed(
+        claim="held-out success got worse under a recipe of your own",
+        fix=f"begin again in a new directory{own}; the same task with --recipe grpo shows if the recipe is to blame",
+        evidence=(f"{snapshot.learning.words} (evaluation in events.jsonl)",),
+        key="learner.recipe",
     )
 
 
@@ -312,7 +329,7 @@ def held_out_falls(snapshot: Snapshot) -> Diagnosed | None:
     )
     return Diagnosed(
         claim="held-out success fell far below its best",
-        fix="start again from an older checkpoint with half the learning rate."
+        fix=f"start again from an older checkpoint with half the learning rate{_of_own_recipe(snapshot)}."
         + (blamed if snapshot.value("num_external_used", 0) else ""),
         evidence=(*(_fall_words(course, best) for course, best in falls), *aside),
     )

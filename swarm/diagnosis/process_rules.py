@@ -45,6 +45,7 @@ COVERED: Final = frozenset(  # logged errors that are no fault, or that have a r
 )
 _ERROR_LINE: Final = re.compile(r"[\w.]+(Error|Exception|Group|Full|Unavailable): ")
 _MEMORY: Final = re.compile(r"out of memory|OutOfMemory|MemoryError|can't allocate memory|Cannot allocate memory", re.I)
+_TOO_LARGE: Final = r"file too large|errno 27\b|os error 27\b"
 
 
 KNOWN_ERRORS: Final = (  # name, words of the system as a regular expression, claim and fix
@@ -91,6 +92,12 @@ KNOWN_ERRORS: Final = (  # name, words of the system as a regular expression, cl
         r"can't start new thread|resource temporarily unavailable|blockingioerror|errno 11\b",
         "the node may not start so many processes and threads",
         "ulimit -u 4096 before the start (LimitNPROC= and TasksMax= of its service, pids of its container)",
+    ),
+    (
+        "file_too_large",
+        _TOO_LARGE,
+        "no file of this node may grow beyond a bound of its shell or service",
+        "ulimit -f unlimited before the start (LimitFSIZE= of its service)",
     ),
     (
         "disk_fails",
@@ -182,6 +189,8 @@ def disk_full(snapshot: Snapshot) -> Diagnosed | None:
     if not (is_full or num_lost or is_unwritten or (is_recent and not has_put_since)):
         return None
     error = "" if newest is None else shortened(newest.error)
+    if any(re.search(_TOO_LARGE, each.fields, re.IGNORECASE) for each in snapshot.logged):
+        return None  # SQLite calls a bound of the shell a full disk
     evidence = [f"the newest write that failed: {error} (disk_full in events.jsonl)"] if error else []
     evidence += [f"{num_lost} events could not be written (num_events_lost in status.json)"] if num_lost else []
     evidence += [f"{STATUS_WITHOUT_ROOM} (warnings.jsonl)"] if is_unwritten else []
@@ -441,6 +450,12 @@ def does_not_run(snapshot: Snapshot) -> Diagnosed | None:
     if snapshot.runs or snapshot.is_finished or snapshot.status is None:
         return None
     ago_s = snapshot.now_s - snapshot.value("at_s", 0.0)
+    if gave_up(snapshot):
+        return Diagnosed(
+            claim=f"the node does not run: it gave up {ago_s:.0f} s ago, as in none of its groups did rewards differ; "
+            f"swarm why {as_argument(snapshot.directory)} says more",
+            gravity=Gravity.NOTE,
+        )
     if snapshot.value("was_stopped", False):
         return Diagnosed(
             claim=f"the node does not run: it was stopped (Ctrl-C, or a signal) {ago_s:.0f} s ago, at step "

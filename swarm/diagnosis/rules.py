@@ -19,7 +19,7 @@ from swarm.diagnosis import reward_rules as rewards
 from swarm.diagnosis import signal_rules as signal
 from swarm.diagnosis.settings_rules import far_from_usual
 from swarm.diagnosis.snapshot import Diagnosed, Find, Gravity, Snapshot
-from swarm.trained.learning_evidence import Learned
+from swarm.trained.learning_evidence import Learned, LearningEvidence
 
 MOST_SHOWN: Final = 3
 DOCS: Final = "docs/why.md"
@@ -86,6 +86,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("weights_decay", learning.weights_decay, HARMS, "steps"),
     _rule("not_a_number", learning.not_a_number, STOPS, "steps"),
     _rule("right_but_for_the_form", answers.right_but_for_the_form, HARMS, "rewards"),
+    _rule("own_recipe_harms", learning.own_recipe_harms, HARMS, "steps"),
     _far("signal"),
     _rule("cut_off", signal.cut_off, STOPS, "equal-rewards"),
     _rule("episodes_cut_off", signal.episodes_cut_off, STOPS, "equal-rewards"),
@@ -152,13 +153,13 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("does_not_run", process.does_not_run, WASTES, "the-process", while_paused=True),
     _effect("halted", learning.halted, STOPS, "groups-that-wait"),
     _effect("no_steps", learning.no_steps, STOPS, "groups-that-wait"),
+    _rule("environment_not_asked", signal.environment_not_asked, WASTES, "equal-rewards"),
+    _rule("environment_in_vain", signal.environment_in_vain, WASTES, "equal-rewards"),
     # Nobody knows why, and it did not learn.
     _effect("did_not_learn", evidence.did_not_learn, HARMS, "did-it-learn", while_paused=True),
     # The node learns, and something is lost.
     _effect("no_external", network.no_external, HARMS, "refused-groups"),
     _rule("newcomers", network.newcomers, WASTES, "refused-groups"),
-    _rule("environment_not_asked", signal.environment_not_asked, WASTES, "equal-rewards"),
-    _rule("environment_in_vain", signal.environment_in_vain, WASTES, "equal-rewards"),
     _rule("slow_compute_dtype", learning.slow_compute_dtype, WASTES, "steps"),
     _rule("change_waits", process.change_waits, WASTES, "the-process", while_paused=True),
     _rule("coordinator_alarm", network.coordinator_alarm, WASTES, "the-coordinator"),
@@ -187,12 +188,19 @@ def is_healthy(findings: Iterable[Diagnosed]) -> bool:
     return all(each.weight is NOTE for each in findings)
 
 
-def health_words(learned: Learned) -> str:
+def health_words(evidence: LearningEvidence) -> str:
     """Verdict on a node that trains and has no fault that is known: health is claimed by evidence of learning alone."""
-    return {
-        Learned.YES: "nothing is wrong",
-        Learned.BY_REWARD: "no fault is known; the reward rose, and no more answers are fully right than before",
-    }.get(learned, "no fault is known, nor is it shown that it learns")
+    if evidence.verdict is Learned.BY_REWARD and evidence.whole is not None:
+        reward = "no fault is known; the reward rose, and "
+        if evidence.whole.after:
+            return f"{reward}no more answers are fully right than before"
+        return f"{reward}no held-out answer is fully right: does it pay for what you want?"
+    if not evidence.is_shown:
+        return "no fault is known, nor is it shown that it learns"
+    lacking = [each.env for each in evidence.changes if each.is_change and each.verdict is not Learned.YES]
+    return (
+        f"no fault is known; not shown to learn: {', '.join(lacking[:MOST_SHOWN])}" if lacking else "nothing is wrong"
+    )
 
 
 def _applied(rules: Iterable[Rule], snapshot: Snapshot) -> Iterator[tuple[Rule, Diagnosed]]:

@@ -61,7 +61,8 @@ def _shortfall(snapshot: Snapshot, kind: str) -> tuple[str, bool]:
     for find in certain:
         if (found := find(snapshot)) is not None and found.gravity is not Gravity.NOTE:
             return found.claim, False
-    return next(((words, True) for words, is_seen in unsure if is_seen(snapshot)), ("", True))
+    signs = () if snapshot.learning.is_shown else unsure
+    return next(((words, True) for words, is_seen in signs if is_seen(snapshot)), ("", True))
 
 
 def far_from_usual(snapshot: Snapshot, kind: str = "") -> Diagnosed | None:
@@ -77,9 +78,11 @@ def far_from_usual(snapshot: Snapshot, kind: str = "") -> Diagnosed | None:
         return None
     words = [each.words for each in far[:MOST_KEYS]]
     first = far[0]
+    is_rate = snapshot.config is not None and first.key == "learner.learning_rate"
+    usual = snapshot.config.model.usual_rate if snapshot.config is not None and is_rate else first.default
     return Diagnosed(
         claim=f"settings are far from usual: {'; '.join(words)}",
-        fix=snapshot.set_key(first.key, first.default, why=f" (the default; {first.usual.span} is usual)"),
+        fix=snapshot.set_key(first.key, usual, why=f" (the default; {first.usual.span} is usual)"),
         evidence=(*seen, *words, "node.toml"),
         key=first.key,
         gravity=Gravity.HARMS if kind else Gravity.NOTE,

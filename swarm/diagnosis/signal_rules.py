@@ -11,6 +11,7 @@ from swarm.diagnosis.snapshot import (
     COMPARED,
     EDGE,
     FEW_GROUPS,
+    FEW_STEPS,
     MOST,
     Diagnosed,
     Gravity,
@@ -21,6 +22,7 @@ from swarm.diagnosis.snapshot import (
 )
 from swarm.events import NODE, GroupAdmitted, GroupPut, LoopFailed, events_of
 from swarm.telemetry.warning_log import NOTHING_TO_LEARN
+from swarm.trained.learning_evidence import KNOWN, Learned
 
 MANY_IN_VAIN: Final = 100  # own groups without signal; with one right answer in 100 and 8 tries a group: 1 in 3,000
 MINUTE_IN_VAIN: Final = 48  # the same after MINUTE_S without a step; with one right answer in 100: 1 in 50
@@ -85,6 +87,13 @@ def has_small_signal(snapshot: Snapshot) -> bool:
 def teaches_little(snapshot: Snapshot) -> bool:
     """True if own groups have no or little signal, or the reward does not rise."""
     return has_no_signal(snapshot) or has_flat_reward(snapshot) or has_small_signal(snapshot)
+
+
+def has_no_success(snapshot: Snapshot) -> bool:
+    """True if held-out problems show no more success after many steps."""
+    found = snapshot.learning
+    is_known = found.verdict in (Learned.NO, Learned.WORSE, Learned.COMMONEST, Learned.BY_REWARD)
+    return is_known and len(snapshot.made) >= FEW_STEPS and found.whole is not None and found.whole.after < KNOWN
 
 
 def cut_share(snapshot: Snapshot) -> float | None:

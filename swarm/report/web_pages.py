@@ -97,7 +97,7 @@ class WebPages:
         found = self._recent(
             ("causes", number), lambda: diagnose(read_snapshot(path, time.time(), MAX_IDLE_S)), least_s=10.0
         )
-        health = health_words(node.learning.verdict) if node.trains else "nothing is wrong"
+        health = health_words(node.learning) if node.trains else "nothing is wrong"
         groups, remark = list[SampledGroup](), ""
         try:
             groups = self._recent(("samples", number), lambda: self._samples(number).newest(NUM_GROUPS))

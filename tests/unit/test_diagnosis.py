@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,17 @@ from node.worker import errors_in_words
 from swarm.cli import main as cli
 from swarm.config import NodeConfig
 from swarm.config.section import Usual
-from swarm.diagnosis import RULES, STATUS_RULES, Diagnosed, Gravity, Snapshot, diagnose, is_healthy, read_snapshot
+from swarm.diagnosis import (
+    RULES,
+    STATUS_RULES,
+    Diagnosed,
+    Gravity,
+    Snapshot,
+    diagnose,
+    health_words,
+    is_healthy,
+    read_snapshot,
+)
 from swarm.diagnosis.process_rules import COVERED
 from swarm.diagnosis.settings_rules import SHORTFALLS, far_values
 from swarm.diagnosis.snapshot import AnsweredGroup, as_toml
@@ -52,6 +62,7 @@ from swarm.events import (
 from swarm.process import lock_directory
 from swarm.telemetry import EventLog, LoggedWarning
 from swarm.telemetry.warning_log import DOUBT, NOTHING_TO_LEARN, SLOW_DTYPE, STATUS_WITHOUT_ROOM, UPSIDE_DOWN
+from swarm.trained.learning_evidence import learning_evidence
 from swarm.wire.run_manifest import write_toml
 
 ROOT = Path(__file__).parents[2]
@@ -199,6 +210,7 @@ FALLING: Final[list[Event]] = [step(n, 0.8 if n < 15 else 0.05 + 0.01 * (n % 2))
 STILL: Final = steps(0.0, moved=1e-6)
 DIED: Final = [WorkerDied(at_s=900.0 + n, exit_code=-9) for n in range(2)]
 HELD_OUT: Final = [evaluated(971.0, 1, 0.2), evaluated(980.0, 10, 0.8), evaluated(999.0, 29, 0.1)]
+WORSE: Final = [*(put(n, 0.0) for n in range(120)), evaluated(700.0, 0, 0.4), evaluated(999.0, 3, 0.0)]
 LATER: Final = {"now_s": 1060.0, "status": {"at_s": 1060.0, "last_step_at_s": 990.0}}
 CASES: Final = (
     # the process
@@ -216,6 +228,12 @@ CASES: Final = (
     case("ended_with_error", {"events": [LoopFailed(at_s=999.0, loop=NODE, error="ValueError: shape")], "runs": False}),
     case("does_not_run", {"runs": False}, {"runs": False, "status": {"was_stopped": True}}),
     case("loops_fail", {"status": {"num_failures": 2}}),
+    case("own_recipe_harms", {"config": LEARNER(recipe="my.py:MINE"), "events": WORSE}),
+    case(
+        "file_too_large",
+        {"events": [DiskFull(at_s=990.0, error="groups.sqlite: disk I/O error")]}
+        | {"warnings": (warned("the best version was not kept", "I/O error: File too large (os error 27)", "ERROR"),)},
+    ),
     case("logged_errors", {"warnings": (warned("no key", level="ERROR"),)}, {"warnings": (warned("peer away"),)}),
     case(
         "too_many_files",
@@ -485,10 +503,11 @@ FLAT: Final = [*steps(0.0, count=60), evaluated(700.0, 0, 0.2)]
         ({"events": FLAT}, "the reward in training did not rise"),
         ({"events": [*steps(0.01, count=60), *FLAT[60:], evaluated(999.0, 60, 0.22)]}, "the reward in training rose"),
         ({"events": [*FLAT, evaluated(999.0, 60, 0.6)]}, ""),
+        ({"events": [*steps(0.01, count=60), evaluated(700.0, 0, 0.93), evaluated(999.0, 60, 1.0)]}, ""),
         ({"events": [*steps(0.0, count=12), *FLAT[60:], evaluated(999.0, 12, 0.2)], "runs": True}, ""),
         ({"events": [*FLAT, evaluated(999.0, 60, 0.22)], "config": FOLLOWS, "status": followed()}, ""),
     ],
-    ids=["same", "worse", "unknown", "by heart", "learned", "too early", "generator"],
+    ids=["same", "worse", "unknown", "by heart", "learned", "known before", "too early", "generator"],
 )
 def test_what_did_not_learn_is_never_healthy(changes: dict[str, Any], expected: str) -> None:
     found = [each for each in said(**{"config": LEARNER(), **changes}) if each.name == "did_not_learn"]
@@ -505,6 +524,12 @@ def test_health_is_claimed_by_evidence_alone(tmp_path: Path) -> None:
         assert output.splitlines()[0].startswith("learned: held out 0.20 -> 0.60" if is_known else "not known whether")
         assert words in output and ("nothing is wrong" in output) is bool(is_known)
         assert ask(directory)["is_healthy"] is is_known
+
+
+def test_an_environment_that_is_not_shown_to_learn_is_named() -> None:
+    events = [evaluated(700.0, 0, 0.2), evaluated(999.0, 60, 0.7)]
+    both = learning_evidence([*events, *(replace(each, env="sums", accuracy=0.2) for each in events)])
+    assert both.is_shown and health_words(both) == "no fault is known; not shown to learn: sums"
 
 
 def test_effects_are_left_out_where_a_cause_is_found() -> None:
@@ -529,6 +554,8 @@ def test_what_is_no_fault_is_a_note() -> None:
     assert notes({"roles": ["relay"]}, status={"last_step_at_s": 0.0}) == ["only_relays"]
     paid = groups((1.0, 0.7), 64, **WRONG)
     assert notes(answers=paid) == ["paid_though_wrong"]
+    unlearned = [*steps(0.02, count=60), evaluated(700.0, 0, 0.0), evaluated(999.0, 60, 0.02)]
+    assert said(answers=paid, events=unlearned)[0].name == "paid_though_wrong"
     assert notes({"generator": {"temperature": 5.0}}) == ["far_from_usual"]
 
 

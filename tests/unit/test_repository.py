@@ -33,10 +33,10 @@ MOST_LINES = {
     "core": 49_260,
     "methods": 7_280,
     "extras": 5_880,
-    "operation": 25_660,
-    "packages": 97_000,
+    "operation": 25_740,
+    "packages": 97_080,
     "benchmarks": 10_100,
-    "tests": 78_760,
+    "tests": 78_820,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
