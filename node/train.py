@@ -38,6 +38,7 @@ from swarm.trained.own_directories import record_own
 from swarm.trained.samples import STORE
 from swarm.wire.run_manifest import write_node_toml
 
+MANY_TIMES: Final = 16  # longer than the right answer an answer may be, without a note
 LOOK_S: Final = 1.0  # the worker tells its activity as often
 
 
@@ -139,12 +140,24 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
         lines.append(f"{each.section.name:<10} {problems}:")
         lines += [f"         {line}" for line in task_lines(each)]
         lines += [f"note: {doubt}" for doubt in doubts(config, each)]
+        lines += [f"note: {note}" for note in _length_notes(config, each)]
     lines += [f"warm-up    {line}" for line in warm_up_plan(config, sampled) if config.warm_up.answers]
     lines += [f"note: {note}" for note in model_notes(config, tokenizer)]
     lines.append(f"recipe     {recipe_words(config.learner)}")
     lines.append(await asyncio.to_thread(takes_line, with_choice(config, choice)))
     lines.append(f"directory  {config.dir}: Ctrl-C saves and stops, `swarm train {as_argument(config.dir)}` goes on")
     return lines, sampled
+
+
+def _length_notes(config: NodeConfig, sampled: SampledEnvironment) -> list[str]:
+    longest, right = config.generator.max_new_tokens, max((each.num_action_tokens for each in sampled.tasks), default=0)
+    if sampled.max_turns > 1 or not 0 < right * MANY_TIMES < longest:
+        return []
+    begun = "" if sampled.section.prefill else ", and most models keep to a form if it is begun for them (--prefill)"
+    return [
+        f"an answer may have {longest} tokens, and the right one has {right}: where nothing is to be worked out in "
+        f"words first, --max-new-tokens {4 * right} saves most of the time{begun}"
+    ]
 
 
 def _has_changed(config: NodeConfig, sampled: SampledEnvironment) -> bool:

@@ -49,6 +49,7 @@ class TrainOptions:
     answer: str = "answer"
     prompt: str = "{question}"
     system: str = ""
+    prefill: str = ""
     steps: int | None = None
     max_new_tokens: int | None = None
     learning_rate: float | None = None
@@ -171,7 +172,7 @@ def _made_by(origin: Path, directory: Path) -> str:
 
 
 def _environments(options: TrainOptions) -> list[JsonDict]:
-    style: JsonDict = {"prompt": options.prompt, "system": options.system}
+    style: JsonDict = {"prompt": options.prompt, "system": options.system, "prefill": options.prefill}
     found: list[JsonDict] = []
     if options.data is not None:
         source = str(options.data)

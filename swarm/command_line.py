@@ -4,6 +4,8 @@ Invariant: both spellings of a directory work, and a command that waits prints a
 seconds so far from `FIRST_S` on, at least every `EVERY_S`; a fast command prints none.
 """
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -73,6 +75,24 @@ def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             rest.append(each)
     return found, rest
+
+
+@contextmanager
+def ending_at_once() -> Generator[None]:
+    """Context of work that leaves nothing behind: Ctrl-C ends the process, whatever its other threads compute."""
+
+    def end(*_: object) -> None:
+        typer.echo("stopped", err=True)
+        os._exit(128 + signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typer import Option
 
 from swarm.cli.shared_options import RewardWeight, Trust, parse_weights
 from swarm.cli.trained import Device, Step, Target, console, hide_progress_bars, plain
-from swarm.command_line import waiting
+from swarm.command_line import ending_at_once, waiting
 from swarm.config import (
     NODE_FILE,
     CoordinatorConfig,
@@ -160,7 +160,8 @@ def _evaluate(
             bar.update(lines[name], completed=done, total=total)
             wait.now(f"evaluating {name} {done}/{total}")
 
-        return asyncio.run(evaluate_model(model, plan, show, device))
+        with ending_at_once():  # the network's own thread would go on until its batch is through
+            return asyncio.run(evaluate_model(model, plan, show, device))
 
 
 def _settings(config: Path) -> NodeConfig:

@@ -43,6 +43,7 @@ def train(
     answer: Annotated[str, Option(help="Field with the right answer.")] = "answer",
     prompt: Annotated[str, Option(help="Template of the user message, with {question}.")] = "{question}",
     system: Annotated[str, Option(help="System message.")] = "",
+    prefill: Annotated[str, Option(help="How each answer begins, such as 'Answer:'; the model goes on.")] = "",
     max_new_tokens: Annotated[
         int | None, Option(min=1, help="Longest answer or turn, in tokens. Default 256; tiny 16.")
     ] = None,
@@ -93,6 +94,7 @@ def train(
         answer=answer,
         prompt=prompt,
         system=system,
+        prefill=prefill,
         steps=steps,
         max_new_tokens=max_new_tokens,
         learning_rate=learning_rate,

@@ -157,7 +157,11 @@ def chat(
         hide_progress_bars()
         wait.now(f"loading the model of {target}")
         model = load_target(target, step)
-    talk = Conversation(model, max_new_tokens=max_new_tokens, temperature=temperature, system=system, device=device)
+    prefills = {each.prefill for each in model.config.environments} if model.config else set[str]()
+    prefill = prefills.pop() if len(prefills) == 1 else ""  # as it was trained
+    talk = Conversation(
+        model, max_new_tokens=max_new_tokens, temperature=temperature, system=system, prefill=prefill, device=device
+    )
 
     def show(piece: str) -> None:
         thinks.end()

@@ -110,7 +110,8 @@ class WarmUpConfig(Model):
     records with the fields of the first environment's questions, and answers that its reward accepts. Empty: no
     warm-up."""
     num_steps: Annotated[int, Field(ge=1, le=1000)] = 50
-    """Most updates, of 16 answers each. It ends before, once rewards differ in half of the groups that are tried."""
+    """Most updates, of 16 answers each. It ends before, once rewards differ in half of the groups that are tried, or
+    most answers are right."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -135,9 +135,11 @@ def leaps(snapshot: Snapshot) -> list[str]:
 
 
 def _is_bounded(snapshot: Snapshot, step: StepMade) -> bool:
-    """True if the guard allowed less age at this step than the configuration."""
+    """True if the guard allowed less age at this step than the configuration, which a start before may have changed."""
     allowed = step.diagnostics.get("guard_max_age_steps")
-    return snapshot.config is not None and allowed is not None and allowed < snapshot.config.replay.max_age_steps
+    if snapshot.config is None or allowed is None or step.at_s < (snapshot.started_at_s or 0.0):
+        return False
+    return allowed < snapshot.config.replay.max_age_steps
 
 
 def _moves(snapshot: Snapshot, steps: Sequence[StepMade]) -> list[float]:

@@ -58,7 +58,7 @@ class RecordEnvironment(AnswerEnvironment):
     def build(self, task_id: int) -> Problem:
         record = self._record(task_id)
         needed = (self._question_key, self._answer_key) if self.is_answer_needed else (self._question_key,)
-        chat = self._chat(task_id, record.get("messages")) if self._question_key not in record else ()
+        chat = self._chat(task_id, record.get(self._question_key, record.get("messages")))
         missing = [key for key in needed if key not in record and not (chat and key == self._question_key)]
         if missing:
             known = ", ".join(sorted(record))

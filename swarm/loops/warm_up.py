@@ -1,8 +1,8 @@
 """Supervised warm-up: a few updates toward given answers before step 1, where the model's own answers teach nothing.
 
 Invariant: no held-out question is shown, and the updates end as soon as rewards differ in half of the groups that are
-tried: reinforcement learning needs variance, not certainty. The result is version 0 and is saved as such; a warm-up
-that was interrupted begins again with the model's own weights.
+tried, or most answers are right: reinforcement learning needs variance, not certainty. The result is version 0 and is
+saved as such; a warm-up that was interrupted begins again with the model's own weights.
 """
 
 import logging
@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 WARMING_UP: Final = "warming up"
 ANSWERS_PER_STEP: Final = 16
 ENOUGH_SIGNAL: Final = 0.5  # share of the tried groups with rewards that differ
-TRY_EVERY: Final = 5  # updates
+MOSTLY_RIGHT: Final = 0.9  # mean reward of the tried groups, from which on there is less and less variance
+TRY_EVERY: Final = 5  # updates at most: a model that knows the form may go from no signal to certainty in fewer
 NUM_TRIED: Final = 16  # groups
 # Times learner.learning_rate: a right answer says where to go, and there are some tens of updates, not hundreds.
 # Measured (docs/training.md): with the rate itself no group had signal after 32 updates, with 10 times 7 of 16 had.
@@ -53,8 +54,9 @@ async def _imitate(worker: Worker, part: WarmUp) -> WarmUpReport:
     most, shown, losses = worker.config.warm_up.num_steps, set[Pair](), list[float]()
     held_out = [env for env, split in worker.evaluation_tasks if split == "held_out"]
     before = [(await evaluate_tasks(worker, 0, env, "held_out"))[0] for env in held_out]
-    signal = signal_before = await _signal(worker, part)
-    while len(losses) < most and signal < ENOUGH_SIGNAL * len(part.tasks):
+    signal, level = await _signal(worker, part)
+    signal_before, next_try = signal, 1
+    while len(losses) < most and signal < ENOUGH_SIGNAL * len(part.tasks) and level < MOSTLY_RIGHT:
         pairs = await _right_pairs(worker, part, len(losses) * ANSWERS_PER_STEP)
         if not pairs and losses:
             break
@@ -65,14 +67,16 @@ async def _imitate(worker: Worker, part: WarmUp) -> WarmUpReport:
                 "0; name a .jsonl file with answers that the reward accepts (--warm-up FILE)"
             )
         try:
-            activity = f"{WARMING_UP} ({len(losses) + 1} of {most} at most), part"
+            seen = f"rewards differ in {signal} of {len(part.tasks)} tried groups, their mean is {level:.2f}"
+            activity = f"{WARMING_UP} ({len(losses) + 1} of {most} updates at most; {seen}), part"
             losses.append(await worker.offload(part.imitate, pairs, rate, activity))
         except NonFiniteStep as error:
             logger.warning("the warm-up ends here", extra={"updates": len(losses), "error": str(error)})
             break
         shown.update(pairs)
-        if len(losses) % TRY_EVERY == 0 or len(losses) == most:
-            signal = await _signal(worker, part)
+        if len(losses) in (next_try, most):
+            signal, level = await _signal(worker, part)
+            next_try += min(TRY_EVERY, max(1, next_try // 2))
     return WarmUpReport(
         num_steps=len(losses),
         num_answers=len(shown),
@@ -94,11 +98,12 @@ async def _right_pairs(worker: Worker, part: WarmUp, first: int) -> list[Pair]:
     return [pair for pair, rewards in zip(pairs, worth, strict=True) if max(rewards, default=0.0) > 0]
 
 
-async def _signal(worker: Worker, part: WarmUp) -> int:
-    """Number of tried tasks whose answers get different rewards."""
+async def _signal(worker: Worker, part: WarmUp) -> tuple[int, float]:
+    """Number of tried tasks whose answers get different rewards, and the mean reward of all."""
     tries = await worker.offload(part.tries, part.tasks)
     worth = [await _worth(worker, task, of_task) for task, of_task in zip(part.tasks, tries, strict=True)]
-    return sum(len(set(rewards)) > 1 for rewards in worth)
+    every = [reward for rewards in worth for reward in rewards]
+    return sum(len(set(rewards)) > 1 for rewards in worth), sum(every) / max(1, len(every))
 
 
 async def _worth(worker: Worker, task: Task, episodes: Sequence[tuple[str, ...]]) -> list[float]:

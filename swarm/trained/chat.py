@@ -38,6 +38,7 @@ class Conversation:
         max_new_tokens: int,
         temperature: float = 0.0,
         system: str = "",
+        prefill: str = "",
         device: str = "auto",
     ) -> None:
         """Moves the network to the device.
@@ -47,6 +48,7 @@ class Conversation:
             max_new_tokens: most tokens of an answer.
             temperature: sampling temperature; 0 takes the likeliest token.
             system: system message; empty for none.
+            prefill: beginning of each answer, which the model goes on from; no part of what `ask` returns.
             device: device of the network; auto picks one.
 
         Raises:
@@ -60,6 +62,7 @@ class Conversation:
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
         self._system = (Message(role="system", content=system),) if system else ()
+        self._prefill = (Message(role="assistant", content=prefill),) if prefill else ()
         require_no_system_message(model.tokenizer, self._system)
         self.messages: tuple[Message, ...] = self._system
 
@@ -76,7 +79,7 @@ class Conversation:
             ConfigError: the tokenizer cannot read the text, or the conversation is as long as the model's positions.
         """
         messages = (*self.messages, Message(role="user", content=text))
-        prompt = self._model.tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=messages))
+        prompt = self._model.tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=(*messages, *self._prefill)))
         positions = most_tokens(self._model.network)
         room = positions - len(prompt) if positions else self._max_new_tokens
         if room < 1:
@@ -99,7 +102,8 @@ class Conversation:
                 streamer=pieces,
                 **chosen,
             )
-        self.messages = (*messages, Message(role="assistant", content=pieces.text))
+        begun = "".join(each.content for each in self._prefill)
+        self.messages = (*messages, Message(role="assistant", content=begun + pieces.text))
         return pieces.text
 
 

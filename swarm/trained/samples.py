@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from swarm.config import NODE_FILE, NodeConfig, load_config
+from swarm.config.node_config import AGENT_RUNS
 from swarm.environments.first_problem import require_first_problems
 from swarm.environments.load import build_environments
 from swarm.episode import Message
@@ -63,7 +64,9 @@ class SampledGroup:
 
 
 class SampleReader:
-    """Reads groups from a node's store, but only those of environments in its node.toml, which rebuild the questions.
+    """Reads groups from a node's store: of environments in its node.toml, which rebuild the questions, and of agents.
+
+    A group of agents' runs has its first prompt as its question, in the words of the tokenizer.
 
     Example:
         for group in SampleReader(directory).newest(4): ...
@@ -89,6 +92,7 @@ class SampleReader:
             require_first_problems(config.environments)
         self._directory = directory
         self._environments = build_environments(config.environments)
+        self._names = (*self._environments, *([AGENT_RUNS] if any(key.learn for key in config.serve.keys) else []))
         self.tokenizer = load_tokenizer(config.model)
 
     def newest(self, limit: int, origin: Origin = "all", env: str = "") -> list[SampledGroup]:
@@ -102,9 +106,9 @@ class SampleReader:
         Raises:
             ConfigError: no group yet, an unknown environment, or problems that are gone.
         """
-        if env and env not in self._environments:
-            raise ConfigError(f"--env {env}: unknown environment; known: {', '.join(self._environments)}")
-        envs = [env] if env else list(self._environments)
+        if env and env not in self._names:
+            raise ConfigError(f"--env {env}: unknown environment; known: {', '.join(self._names)}")
+        envs = [env] if env else self._names
         return [self._read(each) for each in newest_groups(self._directory / STORE, limit, origin, envs)]
 
     def group(self, digest: str) -> SampledGroup | None:
@@ -115,19 +119,23 @@ class SampleReader:
         """
         with reading(self._directory / STORE) as connection:
             scored = group_of(connection, bytes.fromhex(digest))
-        return None if scored is None or scored.group.env not in self._environments else self._read(scored)
+        return None if scored is None or scored.group.env not in self._names else self._read(scored)
 
     def _read(self, scored: ScoredGroup) -> SampledGroup:
         try:
-            return _read(scored, self._environments[scored.group.env], self.tokenizer)
+            return _read(scored, self._environments.get(scored.group.env), self.tokenizer)
         except LookupError as error:
             raise ConfigError(
                 f"{error}; put the problems back from which the groups in {self._directory} were made"
             ) from None
 
 
-def _read(scored: ScoredGroup, environment: Environment, tokenizer: Tokenizer) -> SampledGroup:
+def _read(scored: ScoredGroup, environment: Environment | None, tokenizer: Tokenizer) -> SampledGroup:
     group = scored.group
+    if environment is None:
+        messages, reference = (Message(role="prompt", content=tokenizer.decode(group.prompt_ids.tolist())),), ""
+    else:
+        messages, reference = environment.task(group.task_id).messages, environment.reference(group.task_id)
     samples: list[Sample] = []
     for index, rollout in enumerate(group.rollouts):
         outcome = scored.outcomes[index] if scored.outcomes else None
@@ -148,8 +156,8 @@ def _read(scored: ScoredGroup, environment: Environment, tokenizer: Tokenizer) -
         producer=group.producer,
         is_made_here=scored.is_made_here,
         at_s=scored.first_seen_s,
-        messages=environment.task(group.task_id).messages,
-        reference=environment.reference(group.task_id),
+        messages=messages,
+        reference=reference,
         samples=tuple(samples),
     )
 

@@ -19,6 +19,7 @@ from swarm.config.generation_config import ServeConfig, ServeKey
 from swarm.events import GroupPut, GroupsDrawn, StepMade, events_of
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.simulate.local.processes import Process
+from swarm.trained.samples import SampleReader
 from tests.worlds.api_client import ApiClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -119,6 +120,8 @@ async def test_what_was_acknowledged_outlives_kills_and_is_learned_from_once(swa
     groups = await groups_in(node.config.dir)
     assert [(each.group.env, each.rewards.tolist()) for each in groups] == [("agent-runs", [1.0, 0.0])]
     assert [len(each.group.rollouts[0].actions) for each in groups] == [told["num_calls"]]
+    (shown,) = await asyncio.to_thread(SampleReader(node.config.dir).newest, 3)
+    assert [each.reward for each in shown.samples] == [1.0, 0.0] and shown.messages[0].content
     assert np.isfinite([step.loss for step in steps()]).all()
     drawn = [
         (draw.draw_step, use.digest) for draw in events_of(GroupsDrawn, node.process.events) for use in draw.groups

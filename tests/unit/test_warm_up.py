@@ -17,7 +17,7 @@ from swarm.episode import Actions, EpisodeOutcome, Transition
 from swarm.errors import ConfigError
 from swarm.interfaces import Verdict
 from swarm.learn.learner import PolicyLearner
-from swarm.loops.warm_up import ANSWERS_PER_STEP, NUM_TRIED, TRY_EVERY, warm_up
+from swarm.loops.warm_up import ANSWERS_PER_STEP, NUM_TRIED, warm_up
 from swarm.loops.worker import WarmUp
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
@@ -48,14 +48,14 @@ class Agent(QuietExchange):
 class Pupil:
     """A model that answers the first `per_update` more questions sometimes right after each update."""
 
-    def __init__(self, per_update: int, knows: int = 0) -> None:
-        self.knows, self.per_update = knows, per_update
+    def __init__(self, per_update: int, knows: int = 0, *, is_sure: bool = False) -> None:
+        self.knows, self.per_update, self.second = knows, per_update, "1" if is_sure else "0"
         self.shown: list[str] = []
         self.calls: list[str] = []
         self.notes: dict[str, Any] = {}
 
     def tries(self, tasks: Sequence[Task]) -> list[list[Actions]]:
-        return [[("1",), ("0",)] if task.task_id < self.knows else [("0",), ("0",)] for task in tasks]
+        return [[("1",), (self.second,)] if task.task_id < self.knows else [("0",), ("0",)] for task in tasks]
 
     def imitate(self, pairs: Sequence[tuple[Task, str]], learning_rate: float, activity: str) -> float:
         assert learning_rate == 1e-4 and activity.startswith("warming up (")
@@ -92,9 +92,16 @@ async def test_it_ends_as_soon_as_half_of_the_tried_groups_have_signal_and_shows
     worker = worker_of(tmp_path, pupil)
     await warm_up(worker, worker.learner, pupil.save)
     (report,) = worker.exchange.reports
-    assert (report.num_steps, report.signal_before, report.signal_after) == (2 * TRY_EVERY, 0, 2 * TRY_EVERY)
+    assert (report.num_steps, report.signal_before, report.signal_after) == (9, 0, 9)
     assert set(pupil.shown) == {"1"} and len(pupil.shown) == report.num_steps * ANSWERS_PER_STEP // 2
     assert pupil.calls == ["begin", "save"]
+
+
+async def test_it_ends_where_nearly_every_answer_is_right_though_no_rewards_differ(tmp_path: Path) -> None:
+    pupil = Pupil(per_update=NUM_TRIED, is_sure=True)
+    worker = worker_of(tmp_path, pupil)
+    await warm_up(worker, worker.learner, pupil.save)
+    assert worker.exchange.reports[0].num_steps == 1
 
 
 async def test_it_is_bounded_and_not_made_twice(tmp_path: Path) -> None:
