@@ -199,10 +199,12 @@ def test_a_record_with_messages_is_asked_as_it_stands(tmp_path: Path) -> None:
         {"messages": [*chat, {"role": "assistant", "content": "4"}], "answer": "4"},
         {"question": "3+3?", "answer": "6"},
         {"messages": [*talk, chat[1]], "answer": "4"},
+        {"question": chat, "answer": "4"},  # a column of TRL's form, named with --question
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     env = build_environment(config(path, system="Be kind.", prefill="It is "))
-    asked = [[(each.role, each.content) for each in env.task(number).messages] for number in range(4)]
+    asked = [[(each.role, each.content) for each in env.task(number).messages] for number in range(5)]
+    assert asked[4] == asked[0]
     assert asked[3][:2] == [("system", "Be kind."), ("user", "hi")] and asked[3][2:] == [
         ("assistant", "yes?"),
         *asked[0][1:],
