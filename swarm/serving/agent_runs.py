@@ -180,6 +180,11 @@ class AgentRuns:
             shown["group"] = {"runs": len(members), "of": self.rules.group_size, "closes_in_s": round(max(0.0, left_s))}
         return shown
 
+    async def overview(self, owner: str) -> JsonDict:
+        """Numbers of the runs of a key by state, and why runs were not learned from."""
+        states, reasons = await self._in_thread(self._store.overview, owner)
+        return {"object": "episodes", "states": states, "reasons": reasons}
+
     # --- groups -----------------------------------------------------------------------------------------
 
     async def hand_over_loop(self, put: Put) -> None:

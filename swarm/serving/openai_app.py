@@ -7,6 +7,7 @@
     POST /v1/completions           text or token ids
     POST /inference/v1/generate    token ids in, token ids out
     POST /v1/episodes              begins a run of an agent, with a key of its own (`agent_runs`)
+    GET  /v1/episodes              numbers of runs by state, with reasons
     GET  /v1/episodes/{id}         what became of a run
     POST /v1/episodes/{id}/reward  ends a run
     POST /tokenize, /detokenize
@@ -183,6 +184,7 @@ class OpenAiApp:
                 Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
                 Route("/inference/v1/generate", self._guarded(self._tokens), methods=["POST"]),
                 Route("/v1/episodes", self._guarded(self._open_run), methods=["POST"]),
+                Route("/v1/episodes", self._guarded(self._overview), methods=["GET"]),
                 Route("/v1/episodes/{id}", self._guarded(self._run_state), methods=["GET"]),
                 Route("/v1/episodes/{id}/reward", self._guarded(self._reward), methods=["POST"]),
                 Route("/tokenize", self._guarded(self._tokenize), methods=["POST"]),
@@ -531,6 +533,12 @@ class OpenAiApp:
     async def _run_state(self, request: Request) -> Response:
         caller, runs = self._learning(request)
         return JSONResponse(await runs.state(self._named_run(request, caller)))
+
+    async def _overview(self, request: Request) -> Response:
+        caller, runs = self._learning(request)
+        if caller.run is not None:
+            raise RequestRefused("the keys of a run see that run alone", status=403)
+        return JSONResponse(await runs.overview(caller.owner))
 
     async def _reward(self, request: Request) -> Response:
         caller, runs = self._learning(request)

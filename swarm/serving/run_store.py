@@ -23,6 +23,7 @@ from swarm.serving.run_groups import RecordedCall, RecordedRun
 from swarm.sqlite_file import is_damage, is_full, move_aside
 from swarm.types import FinishReason, PolicyVersion, Sampling, VersionSpan
 
+MAX_REASONS: Final = 16  # that an overview names
 KEPT_RUNS: Final = 10_000  # of each key whose runs are over; older ones are forgotten
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -145,6 +146,14 @@ class RunStore:
         """Number of runs of a key that are not over, and bytes of all calls that are kept for it."""
         query = "SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM runs WHERE state IN (?, ?, ?) AND owner = ?"
         return self._rows(query, (RunState.OPEN, RunState.WAITING, RunState.CLOSED, owner))[0]
+
+    def overview(self, owner: str) -> tuple[dict[str, int], dict[str, int]]:
+        """(state -> number of runs of a key that are kept, the commonest reasons -> runs not learned from)."""
+        states = "SELECT state, COUNT(*) FROM runs WHERE owner = ? GROUP BY state ORDER BY state"
+        reasons = (
+            "SELECT note, COUNT(*) AS n FROM runs WHERE owner = ? AND note != '' GROUP BY note ORDER BY n DESC LIMIT ?"
+        )
+        return dict(self._rows(states, (owner,))), dict(self._rows(reasons, (owner, MAX_REASONS)))
 
     def add_call(self, run: int, call: RecordedCall, now_s: float, *, max_calls: int, max_bytes: int) -> bool:
         """Records a call of an open run; False if the run is over.

@@ -164,6 +164,8 @@ def test_a_group_closes_after_a_time_that_is_shown_and_old_or_single_runs_are_to
         it.hand_over()
         assert [len(group.rollouts) for group, _ in it.put] == []  # they grew too old while they waited
         assert it.reward("alone", {"reward": 1})[1]["reason"].endswith("replay.keep_zero_variance = true)")
+        status, seen = it.server.ask(SESSION, key=ADA)
+        assert status == 200 and seen["states"] == {"not_learned": 5} and sum(seen["reasons"].values()) == 5
     (tmp_path / "b").mkdir()
     with world(tmp_path / "b", "a", group_size=4, takes_single_runs=True) as it:
         for run in ("one", "two", "three"):

@@ -33,10 +33,10 @@ MOST_LINES = {
     "core": 49_260,
     "methods": 7_280,
     "extras": 5_880,
-    "operation": 25_740,
-    "packages": 97_080,
+    "operation": 25_780,
+    "packages": 97_140,
     "benchmarks": 10_100,
-    "tests": 78_820,
+    "tests": 78_840,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
