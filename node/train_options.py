@@ -20,6 +20,7 @@ from swarm.printable import as_argument
 from swarm.trained.own_directories import code_of_engine, code_of_node, require_trusted
 from swarm.types import JsonDict
 
+EVENTS: Final = "events.jsonl"  # in a directory whose training was started
 INITIAL: Final = "initial-model"  # of a training that began from a node's checkpoint
 _OF_THE_MACHINE: Final = ("num_threads", "niceness", "exchange.max_upload_bytes_per_s")
 # of a directory that exists: how far the training goes, and what it takes of the machine
@@ -90,7 +91,8 @@ def resolve(options: TrainOptions) -> NodeConfig:
     if not options.names_task and (given := _given(options)):
         raise ConfigError(
             f"{path} exists, and {', '.join(given)} cannot change a training that has begun: leave that out to go on "
-            "with this one, or say what to train on and name another --dir; of this one the keys are in that file"
+            "with this one (before its first start --set KEY=VALUE can change each key), or say what to train on and name "
+            "another --dir; of this one the keys are in that file"
         )
     changes = list(options.overrides)
     changes += [] if options.steps is None else [f"learner.num_steps={options.steps}"]
@@ -106,7 +108,7 @@ def resolve(options: TrainOptions) -> NodeConfig:
     )
     may_change = _CHANGEABLE if newest_first(options.directory / CHECKPOINTS) else _CHANGEABLE | _BEFORE_STEP_1
     differing = [key for key in _differences(kept.model_dump(), asked.model_dump()) if key not in may_change]
-    if differing:
+    if differing and (options.names_task or (options.directory / EVENTS).exists()):
         raise ConfigError(
             f"{path} exists and says otherwise for {', '.join(sorted(differing)[:5])}: name another --dir for another "
             f"training, or delete this one; `swarm train {as_argument(options.directory)}` alone goes on with it"

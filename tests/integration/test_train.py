@@ -214,6 +214,11 @@ async def test_an_option_that_would_change_nothing_is_refused(letters: Path) -> 
     await prepare(options_of(letters), lambda _: None)
     with pytest.raises(ConfigError, match=r"--model, --lr cannot change a training that has begun: leave that out"):
         resolve(TrainOptions(directory=letters.parent / "run", model="tiny", learning_rate=0.1))
+    shorter = TrainOptions(directory=letters.parent / "run", overrides=("generator.max_new_tokens=5",))
+    assert resolve(shorter).generator.max_new_tokens == 5, "nothing has begun"
+    (letters.parent / "run" / "events.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"says otherwise for generator\.max_new_tokens"):
+        resolve(shorter)
 
 
 def test_a_reward_that_fails_on_every_answer_is_hopeless(letters: Path) -> None:
