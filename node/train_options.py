@@ -91,8 +91,8 @@ def resolve(options: TrainOptions) -> NodeConfig:
     if not options.names_task and (given := _given(options)):
         raise ConfigError(
             f"{path} exists, and {', '.join(given)} cannot change a training that has begun: leave that out to go on "
-            "with this one (before its first start --set KEY=VALUE can change each key), or say what to train on and name "
-            "another --dir; of this one the keys are in that file"
+            "with this one (before its first start --set KEY=VALUE can change each key), or say what to train on and "
+            "name another --dir; of this one the keys are in that file"
         )
     changes = list(options.overrides)
     changes += [] if options.steps is None else [f"learner.num_steps={options.steps}"]
