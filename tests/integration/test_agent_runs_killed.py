@@ -59,12 +59,16 @@ class Node:
         """Starts the node, also again, until it answers."""
         self.config.dir.mkdir(parents=True, exist_ok=True)
         write_config(self.config, self.config.dir / "node.toml")
-        log, urls = self.config.dir / "log.txt", r"url=\S+:(\d+)/v1"
-        num_served = len(re.findall(urls, log.read_text())) if log.exists() else 0
+        log = self.config.dir / "log.txt"
+
+        def ports() -> list[str]:
+            return re.findall(r"url=\S+:(\d+)/v1", log.read_text()) if log.exists() else []
+
+        num_served = len(ports())
         await self.process.start(["node.cli", "start", "--config", str(self.config.dir / "node.toml")])
-        await until(lambda: len(re.findall(urls, log.read_text())) > num_served, "its port", processes=[self.process])
+        await until(lambda: len(ports()) > num_served, "its port", processes=[self.process])
         key = (self.config.dir / "api-agents.key").read_text()
-        self.api = ApiClient(int(re.findall(urls, log.read_text())[-1]), key)
+        self.api = ApiClient(int(ports()[-1]), key)
 
     async def kill(self) -> None:
         """kill -9 of agent and worker, then another start."""
