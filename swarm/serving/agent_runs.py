@@ -110,9 +110,8 @@ class AgentRuns:
         """
         run, reward_key = RunKey(owner, name or secrets.token_hex(8)), REWARD_PREFIX + secrets.token_urlsafe(24)
         key = _key_of_calls(reward_key)
-        if await self._in_thread(self._store.find, owner, run.name) is not None:
+        if not await self._open(run, task, _digest(key)):
             raise RequestRefused(f"id: the run {run.name!r} exists; choose another name", "id", 409)
-        await self._open(run, task, _digest(key))
         self._sessions[_digest(key)] = run
         return run, key, reward_key
 
@@ -275,7 +274,8 @@ class AgentRuns:
         age, most = self._version().step - oldest, self.rules.max_age_steps
         return f"age {age} steps exceeds replay.max_age_steps {most}" if age > most else ""
 
-    async def _open(self, run: RunKey, task: str, secret: bytes) -> None:
+    async def _open(self, run: RunKey, task: str, secret: bytes) -> bool:
+        """Begins a run; False if it exists, also where another call began it at the same moment."""
         num_open, num_bytes = await self._in_thread(self._store.totals, run.owner)
         if num_open >= MAX_OPEN_RUNS or num_bytes > MAX_BYTES:
             raise RequestRefused(
@@ -283,9 +283,11 @@ class AgentRuns:
                 f"with {num_bytes} bytes of {MAX_BYTES}; reward them, or wait {IDLE_S:g} s",
                 status=429,
             )
-        forgotten = await self._in_thread(self._store.open_run, run.owner, run.name, task, secret, self._clock.now_s())
+        asked = run.owner, run.name, task, secret, self._clock.now_s()
+        is_new, forgotten = await self._in_thread(self._store.open_run, *asked)
         for digest in forgotten:
             self._sessions.pop(digest, None)
+        return is_new
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.to_thread(function, *arguments)

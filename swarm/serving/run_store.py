@@ -124,18 +124,18 @@ class RunStore:
         rows = self._rows("SELECT secret, owner, name FROM runs WHERE secret != x''")
         return {secret: (owner, name) for secret, owner, name in rows}
 
-    def open_run(self, owner: str, name: str, task: str, secret: bytes, now_s: float) -> list[bytes]:
-        """Begins a run that does not exist; returns the digests of keys of runs that were forgotten for it."""
+    def open_run(self, owner: str, name: str, task: str, secret: bytes, now_s: float) -> tuple[bool, list[bytes]]:
+        """Begins a run: (False if it existed already, digests of keys of runs that were forgotten for it)."""
         with self._changing():
             over = (owner, RunState.LEARNED, RunState.REFUSED, KEPT_RUNS)
             chosen = "FROM runs WHERE owner = ? AND state IN (?, ?) ORDER BY number DESC LIMIT -1 OFFSET ?"
             forgotten = [row[0] for row in self._rows(f"SELECT secret {chosen}", over)]
             self._do(f"DELETE FROM runs WHERE number IN (SELECT number {chosen})", over)
-            self._do(
+            num_new = self._do(
                 "INSERT OR IGNORE INTO runs (owner, name, task, secret, used_s, state) VALUES (?, ?, ?, ?, ?, ?)",
                 (owner, name, task, secret, now_s, RunState.OPEN),
             )
-        return forgotten
+        return num_new > 0, forgotten
 
     def find(self, owner: str, name: str) -> RunRow | None:
         """The run of a key by its name."""
