@@ -159,6 +159,7 @@ local_groups = {course.local_groups}
 external_groups = 0
 max_age_steps = 24
 [learner]
+at_end = "serve"
 num_steps = {steps}
 at_end = "serve"
 learning_rate = 2e-5

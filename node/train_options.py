@@ -20,7 +20,6 @@ from swarm.printable import as_argument
 from swarm.trained.own_directories import code_of_engine, code_of_node, require_trusted
 from swarm.types import JsonDict
 
-EVENTS: Final = "events.jsonl"  # in a directory whose training was started
 INITIAL: Final = "initial-model"  # of a training that began from a node's checkpoint
 _OF_THE_MACHINE: Final = ("num_threads", "niceness", "exchange.max_upload_bytes_per_s")
 # of a directory that exists: how far the training goes, and what it takes of the machine
@@ -102,13 +101,12 @@ def resolve(options: TrainOptions) -> NodeConfig:
     kept = load_config(NodeConfig, path).model_copy(update=here)
     config = load_config(NodeConfig, path, changes).model_copy(update=here)
     asked = parse_config(NodeConfig, _data(options), "swarm train") if options.names_task else config
-    code, given = ({**code_of_node(each), **code_of_engine(each)} for each in (config, asked))
-    require_trusted(
-        options.directory, code, options.is_trusted, given.values() if options.names_task else options.overrides
-    )
+    code, given = (code_of_node(each) | code_of_engine(each) for each in (config, asked))
+    named = given.values() if options.names_task else options.overrides
+    require_trusted(options.directory, code, options.is_trusted, named)
     may_change = _CHANGEABLE if newest_first(options.directory / CHECKPOINTS) else _CHANGEABLE | _BEFORE_STEP_1
     differing = [key for key in _differences(kept.model_dump(), asked.model_dump()) if key not in may_change]
-    if differing and (options.names_task or (options.directory / EVENTS).exists()):
+    if differing and (options.names_task or (options.directory / "events.jsonl").exists()):
         raise ConfigError(
             f"{path} exists and says otherwise for {', '.join(sorted(differing)[:5])}: name another --dir for another "
             f"training, or delete this one; `swarm train {as_argument(options.directory)}` alone goes on with it"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
 import typer
+from rich.console import Console
 from typer.core import TyperCommand
 
 from swarm.config import CoordinatorConfig, NodeConfig, config_file, load_config
@@ -82,6 +83,7 @@ def ending_at_once() -> Generator[None]:
     """Context of work that leaves nothing behind: Ctrl-C ends the process, whatever its other threads compute."""
 
     def end(*_: object) -> None:
+        Console(stderr=True).show_cursor()  # a progress bar hides it
         typer.echo("stopped", err=True)
         os._exit(128 + signal.SIGINT)
 

@@ -169,10 +169,8 @@ def _number(value: Any, least: float = -math.inf, most: float = math.inf) -> flo
     return float(value)
 
 
-_READ_PARTS: Final = (
-    ("<tool_call>", "</tool_call>"),
-    ("```", "```"),
-)  # what an environment reads of a turn with such parts
+# An environment reads these parts alone of a turn that has them.
+_READ_PARTS: Final = (("<tool_call>", "</tool_call>"), ("```", "```"))
 
 
 def free_text_share(actions: Actions, transitions: Sequence[Transition] = ()) -> float:

@@ -33,7 +33,7 @@ def training_gain(snapshot: Snapshot) -> tuple[float, float, Interval] | None:
 
     Groups without signal count, too. Without own groups the rewards of steps count; None for fewer than LEAST_REWARDS.
     """
-    rewards = [put.reward_mean for put in events_of(GroupPut, snapshot.events) if math.isfinite(put.reward_mean)]
+    rewards = _own_rewards(snapshot)
     rewards = rewards if len(rewards) >= LEAST_REWARDS else snapshot.course("reward_mean")
     if len(rewards) < LEAST_REWARDS:
         return None
@@ -44,6 +44,10 @@ def training_gain(snapshot: Snapshot) -> tuple[float, float, Interval] | None:
     return mean(first), mean(newest), (gain - half, gain + half)
 
 
+def _own_rewards(snapshot: Snapshot) -> list[float]:
+    return [put.reward_mean for put in events_of(GroupPut, snapshot.events) if math.isfinite(put.reward_mean)]
+
+
 def did_not_learn(snapshot: Snapshot) -> Diagnosed | None:
     """Finds a training whose held-out success did not rise, or, where that decides nothing, whose rewards did not."""
     evidence, gain, is_over = snapshot.learning, training_gain(snapshot), snapshot.is_finished or not snapshot.runs
@@ -51,8 +55,14 @@ def did_not_learn(snapshot: Snapshot) -> Diagnosed | None:
         return None
     first, newest, (low, high) = gain or (0.0, 0.0, (0.0, 0.0))
     verdict, whole, gravity = evidence.verdict, evidence.whole, Gravity.HARMS
-    is_done = whole is not None and whole.after >= KNOWN
-    is_by_heart = whole is not None and not is_done and low > max(0.0, whole.interval[1])
+    is_by_heart = whole is not None and low > max(0.0, whole.interval[1])
+    if verdict is Learned.NO and whole is not None and whole.before < KNOWN <= whole.after:
+        return Diagnosed(
+            claim="nearly all held-out problems are right, and these are too few to show a gain",
+            fix=_closer_look(snapshot),
+            evidence=(f"{evidence.words} (evaluation in events.jsonl)",),
+            gravity=Gravity.NOTE,
+        )
     claim = {
         Learned.NO: "it did not learn, and no known fault explains it",
         Learned.WORSE: "it got worse, and no known fault explains it",
@@ -67,11 +77,6 @@ def did_not_learn(snapshot: Snapshot) -> Diagnosed | None:
         )
         if whole.reward is not None and whole.reward[2][0] > 0:
             claim = "held-out answers earn a little more, and no more of them are right"
-        if is_done:
-            gravity, claim = (
-                Gravity.NOTE,
-                "nearly all held-out problems are right, and these are too few to show a gain",
-            )
     elif verdict in (Learned.UNKNOWN, Learned.TOO_FEW) and gain is not None and low <= 0 and newest < KNOWN:
         claim = "the reward in training did not rise, and held-out success is not known"
     if not claim or (verdict is Learned.COMMONEST and not is_over):
@@ -97,15 +102,11 @@ def _what_to_try(snapshot: Snapshot, is_rising: bool, is_by_heart: bool) -> list
     `is_rising`: the reward in training rises; `is_by_heart`: by more than held-out success can have risen.
     """
     whole, found = snapshot.learning.whole, list[str]()
-    paid = mean([put.reward_mean for put in events_of(GroupPut, snapshot.events)][:LEAST_REWARDS])
+    paid = mean(_own_rewards(snapshot)[:LEAST_REWARDS])
     is_easy = paid >= EASY or (whole is not None and whole.before >= KNOWN)
     if is_easy:
         found.append(f"harder tasks: nothing is left to learn from these (mean reward in the beginning: {paid:.2g})")
-    is_short = (
-        not (is_easy or (whole is not None and whole.after >= KNOWN))
-        and bool(snapshot.made)
-        and snapshot.made[-1].step < SHORT
-    )
+    is_short = not is_easy and bool(snapshot.made) and snapshot.made[-1].step < SHORT
     if is_short and is_rising and not is_by_heart:
         found.append(f"more steps than {snapshot.made[-1].step}: the reward in training rises")
     used = sum(use.is_own_policy for draw in snapshot.draws for use in draw.groups)
@@ -139,11 +140,13 @@ def _what_to_try(snapshot: Snapshot, is_rising: bool, is_by_heart: bool) -> list
             f"evaluations: under [evaluation] set every_steps; now: swarm eval {as_argument(snapshot.directory)}"
         )
     elif whole.interval[1] - whole.interval[0] > 2 * WIDE:
-        found.append(
-            f"a closer look: swarm eval {as_argument(snapshot.directory)} --problems 256 shows what "
-            f"{whole.num_problems} problems cannot"
-        )
+        found.append(_closer_look(snapshot))
     return [*found, f"read answers with their rewards: {snapshot.look}. Does the reward know the right ones?"]
+
+
+def _closer_look(snapshot: Snapshot) -> str:
+    count = 0 if snapshot.learning.whole is None else snapshot.learning.whole.num_problems
+    return f"a closer look: swarm eval {as_argument(snapshot.directory)} --problems 256 shows what {count} cannot"
 
 
 def _of_rate(snapshot: Snapshot) -> list[str]:

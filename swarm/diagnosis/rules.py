@@ -198,9 +198,9 @@ def health_words(evidence: LearningEvidence) -> str:
     if not evidence.is_shown:
         return "no fault is known, nor is it shown that it learns"
     lacking = [each.env for each in evidence.changes if each.is_change and each.verdict is not Learned.YES]
-    return (
-        f"no fault is known; not shown to learn: {', '.join(lacking[:MOST_SHOWN])}" if lacking else "nothing is wrong"
-    )
+    if lacking:
+        return f"no fault is known; not shown to learn: {', '.join(lacking[:MOST_SHOWN])}"
+    return "nothing is wrong"
 
 
 def _applied(rules: Iterable[Rule], snapshot: Snapshot) -> Iterator[tuple[Rule, Diagnosed]]:

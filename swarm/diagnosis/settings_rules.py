@@ -78,8 +78,9 @@ def far_from_usual(snapshot: Snapshot, kind: str = "") -> Diagnosed | None:
         return None
     words = [each.words for each in far[:MOST_KEYS]]
     first = far[0]
-    is_rate = snapshot.config is not None and first.key == "learner.learning_rate"
-    usual = snapshot.config.model.usual_rate if snapshot.config is not None and is_rate else first.default
+    usual = first.default
+    if first.key == "learner.learning_rate" and snapshot.config is not None:
+        usual = snapshot.config.model.usual_rate  # a rule gives it, no default of the field
     return Diagnosed(
         claim=f"settings are far from usual: {'; '.join(words)}",
         fix=snapshot.set_key(first.key, usual, why=f" (the default; {first.usual.span} is usual)"),

@@ -90,7 +90,7 @@ def teaches_little(snapshot: Snapshot) -> bool:
 
 
 def has_no_success(snapshot: Snapshot) -> bool:
-    """True if held-out problems show no more success after many steps."""
+    """True if held-out success is known, and not shown to have risen, after at least FEW_STEPS steps."""
     found = snapshot.learning
     is_known = found.verdict in (Learned.NO, Learned.WORSE, Learned.COMMONEST, Learned.BY_REWARD)
     return is_known and len(snapshot.made) >= FEW_STEPS and found.whole is not None and found.whole.after < KNOWN

@@ -55,12 +55,17 @@ class CharTokenizer:
         self._ids = {char: self._first + index for index, char in enumerate(ALPHABET)}
 
     def encode_prompt(self, task: Task) -> list[int]:
-        """Ids of the last user message, verbatim. Raises ConfigError if empty, or not in ALPHABET."""
+        """Ids of the last user message, and of the answer that was begun behind it (prefill), verbatim.
+
+        Raises:
+            ConfigError: an empty question, or a character that is not in ALPHABET.
+        """
         text = next((m.content for m in reversed(task.messages) if m.role == "user"), "")
         where = f"environment {task.env!r}, task {task.task_id}"
         if not text:
             raise ConfigError(_not_readable(where, "an empty question"))
-        return self._read(text, where)
+        begun = task.messages[-1].content if task.messages[-1].role == "assistant" else ""
+        return self._read(text + begun, where)
 
     def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
         """Ids of the concatenated contents, verbatim, after EOS if the turn before has none (`is_ended` is False).

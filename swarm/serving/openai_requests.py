@@ -68,9 +68,8 @@ _IN_BOUNDED_TIME.maxstring = _IN_BOUNDED_TIME.maxother = 80
 
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item")
-Many = Annotated[
-    list[Item], Field(fail_fast=True)
-]  # one wrong item is enough: an error for each would take seconds and gigabytes
+# The first wrong item ends the reading: an error for each would take seconds and gigabytes.
+Many = Annotated[list[Item], Field(fail_fast=True)]
 TokenIds = Annotated[Many[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 

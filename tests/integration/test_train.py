@@ -214,6 +214,10 @@ async def test_an_option_that_would_change_nothing_is_refused(letters: Path) -> 
     await prepare(options_of(letters), lambda _: None)
     with pytest.raises(ConfigError, match=r"--model, --lr cannot change a training that has begun: leave that out"):
         resolve(TrainOptions(directory=letters.parent / "run", model="tiny", learning_rate=0.1))
+    said = await describe(resolve(options_of(letters, directory=letters.parent / "long", max_new_tokens=100)))
+    assert any("100 tokens, and the right one has 3" in line and "--max-new-tokens 12" in line for line in said)
+    begun = resolve(options_of(letters, directory=letters.parent / "begun", prefill="a"))
+    assert [each.prefill for each in begun.environments] == ["a"]
     shorter = TrainOptions(directory=letters.parent / "run", overrides=("generator.max_new_tokens=5",))
     assert resolve(shorter).generator.max_new_tokens == 5, "nothing has begun"
     (letters.parent / "run" / "events.jsonl").touch()

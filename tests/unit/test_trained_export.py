@@ -461,6 +461,10 @@ def test_a_conversation_is_what_the_engine_would_answer_and_remembers(tmp_path: 
         assert talk.ask(task.messages[-1].content, shown.append) == answer == "".join(shown)
         assert [each.role for each in talk.messages] == ["user", "assistant"]
         talk.reset()
+    whole = talk.ask("rev:abcd=dc")
+    talk.reset()
+    begun = Conversation(load_trained(tmp_path / "node"), max_new_tokens=8, prefill="dc")
+    assert begun.ask("rev:abcd=") == whole and begun.messages[-1].content == f"dc{whole}"
     with pytest.raises(ConfigError, match="cannot read character 'A'"):
         talk.ask("A")
     assert talk.messages == ()

@@ -4,6 +4,8 @@ import asyncio
 import os
 import queue
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -30,6 +32,19 @@ def test_work_without_output_is_named_with_its_progress_and_seconds(monkeypatch:
     with waiting("reading", is_quiet=True, say=lines.put):
         pass
     assert lines.empty(), "nothing comes after the end, or where a program reads the output"
+
+
+def test_ctrl_c_ends_work_that_leaves_nothing_behind_though_a_thread_computes() -> None:
+    code = (
+        "import asyncio, time\nfrom swarm.command_line import ending_at_once\n"
+        "def compute():\n    print('computes', flush=True)\n    time.sleep(3600)\n"
+        "with ending_at_once():\n    asyncio.run(asyncio.to_thread(compute))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"computes\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+        assert process.returncode == 130 and b"stopped" in said
 
 
 def test_a_training_says_what_it_does_and_how_many_groups_the_next_step_has() -> None:

@@ -42,9 +42,8 @@ from swarm.environments.sandbox.plain_values import decode, encode, read_frame, 
 
 MAX_OUTPUT_BYTES: Final = 2**20  # that a program prints, or of a value that a function returns
 HANG_S: Final = 5.0  # without CPU time: a busy machine gives some within it
-SLOWEST_PACE: Final = (
-    100.0  # wall-clock seconds for a CPU second, beyond HANG_S: a program that naps on and on has ended
-)
+# Wall-clock seconds for a CPU second, beyond HANG_S: a program that naps on and on holds up its judge.
+SLOWEST_PACE: Final = 100.0
 START_S: Final = 946_684_800.0  # of the clock that programs see, 1 January 2000
 TICK_S: Final = 0.001  # of that clock, at each look
 NICE: Final = 5  # programs take what learner and generator leave

@@ -1,17 +1,18 @@
 """Log-probs at the places of a prompt: of the likeliest tokens, and of tokens that a client names.
 
-Invariant: log-probs are at temperature 1, as those of the prompt's own tokens; no more float32 logits are held than of
-PLACES places.
+Invariant: log-probs are at temperature 1, as those of the prompt itself; at most PLACES places have logits at a time.
 
 Shape letters: L tokens of the prompt, K likeliest tokens, C named cells.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from torch import nn
+
+from swarm.learn.fused_head import Head
 
 PLACES: Final = 512
 Values = np.ndarray[Any, Any]
@@ -35,13 +36,15 @@ def prompt_scores(
         log-probs of the named cells, float32 [C].
     """
     device = next(network.parameters()).device
-    call: Any = network  # a network of transformers
-    logits = call(input_ids=torch.tensor([list(prompt)], device=device), use_cache=False).logits[0, :-1]
+    body: Any = cast("Any", network).base_model  # without the output layer, whose logits of all places are gigabytes
+    ids_in = torch.tensor([list(prompt)], device=device)
+    hidden = body(input_ids=ids_in, use_cache=False).last_hidden_state[0, :-1]
+    head = Head.of(network)
     places, tokens = np.asarray(rows, np.int64), np.asarray(ids, np.int64)
     top: list[list[tuple[int, float]]] = [[]]
     named = np.zeros(places.size, np.float32)
-    for first in range(0, len(logits), PLACES):
-        logprobs = torch.log_softmax(logits[first : first + PLACES].float(), dim=-1)
+    for first in range(0, len(hidden), PLACES):
+        logprobs = torch.log_softmax(head.logits(hidden[first : first + PLACES]), dim=-1)
         likeliest = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
         pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         top += [list(zip(token_ids, values, strict=True)) for token_ids, values in pairs]
