@@ -131,8 +131,8 @@ AGENTS = {
 }
 
 
-def write_config(directory: Path, course: Course, seed: int, steps: int, port: int) -> Path:
-    """node.toml of a node that learns from runs alone."""
+def write_config(directory: Path, course: Course, seed: int, port: int) -> Path:
+    """node.toml of a node that learns from runs alone, until it is stopped: it has to answer to the end."""
     path = directory / "node.toml"
     path.write_text(
         f"""
@@ -159,9 +159,6 @@ local_groups = {course.local_groups}
 external_groups = 0
 max_age_steps = 24
 [learner]
-at_end = "serve"
-num_steps = {steps}
-at_end = "serve"
 learning_rate = 2e-5
 """
     )
@@ -265,7 +262,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agent", choices=AGENTS, default="langgraph")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=40, help="most optimizer steps")
+    parser.add_argument("--steps", type=int, default=40, help="no run begins after so many optimizer steps")
     parser.add_argument("--minutes", type=float, default=60, help="no run begins after them")
     parser.add_argument("--late-s", type=float, default=60, help="seconds from an answer to its reward")
     parser.add_argument("--port", type=int, default=8377)
@@ -273,7 +270,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     place = Path(options.dir or tempfile.mkdtemp(prefix="agent-runs-"))
     place.mkdir(parents=True, exist_ok=True)
-    config = write_config(place, AGENTS[options.agent], options.seed, options.steps, options.port)
+    config = write_config(place, AGENTS[options.agent], options.seed, options.port)
     os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
     with (place / "log.txt").open("w") as log:
         command = [sys.executable, "-m", "node.cli", "start", "--config", str(config)]
