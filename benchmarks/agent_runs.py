@@ -5,8 +5,9 @@
 
 The task is the sum of two digits, a quarter of which are held out. LangGraph's `create_react_agent` has no tools and
 prompts of 28 tokens: an answer is right if its last number is the sum. The other two agents have a tool, which they
-carry out: a run is right if its first call has the two digits. Each run is rewarded `--late-s` after its answer. Prints
-one line of JSON, with the groups that were learned from, and the turns whose prompt is not what their run had before.
+carry out: a run is right if its first call has the two digits. Each run is rewarded `--late-s` after its answer; those
+on held-out sums, greedy, are measured alone. Prints one line of JSON, with what `swarm status` says of learning, the
+groups that were learned from, and the turns whose prompt is not what their run had before.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from swarm.environments.environment import is_held_out
 from swarm.errors import SwarmError
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.model.conversations import conversation_ids
+from swarm.trained.learning_evidence import read_learning
 
 PAIRS = [(a, b) for a in range(1, 10) for b in range(1, 10)]
 INSTRUCTIONS = "Answer with the number only."
@@ -170,15 +172,22 @@ async def main(arguments: argparse.Namespace, directory: Path, node: "subprocess
     url, course = f"http://127.0.0.1:{arguments.port}/v1", AGENTS[arguments.agent]
 
     async def success(pairs: list[tuple[int, int]]) -> float:
-        main_key = (directory / "api.key").read_text()
-        how = {"temperature": 0, "max_tokens": course.answer_tokens}
-        return sum(await asyncio.gather(*(course.run(url, main_key, pair, **how) for pair in pairs))) / len(pairs)
+        return sum(await asyncio.gather(*(measured(pair) for pair in pairs))) / len(pairs)
+
+    async def opened(task: str, **how: Any) -> swarm.AgentRun:
+        manager = swarm.agent_run(url, (directory / "api-agents.key").read_text(), task, **how)
+        return await asyncio.to_thread(manager.__enter__)
+
+    async def measured(pair: tuple[int, int]) -> bool:
+        run = await opened(question(*pair), held_out=True)
+        is_success = await course.run(url, run.key, pair, temperature=0, max_tokens=course.answer_tokens)
+        await asyncio.to_thread(run.reward, float(is_success))
+        return is_success
 
     states: dict[str, int] = {}
 
     async def one(pair: tuple[int, int], task: str, late: asyncio.TaskGroup) -> None:
-        manager = swarm.agent_run(url, (directory / "api-agents.key").read_text(), task)
-        run = await asyncio.to_thread(manager.__enter__)
+        run = await opened(task)
         value = float(await course.run(url, run.key, pair))
         late.create_task(reward(run, value))
 
@@ -219,7 +228,7 @@ async def learned_from(directory: Path) -> dict[str, int]:
     store = await SqliteGroupStore.open(directory / "groups.sqlite", SystemClock(), 2**40)
     groups = [each for each in await store.load_scored(10**6) if each.digest.hex() in drawn]
     await store.close()
-    counts = {"groups_learned": len(groups), "calls": 0, "tries": 0, "continued": 0, "drifted": 0, "tokens": 0}
+    counts = {"groups_learned": len(groups), "calls": 0, "continued": 0, "drifted": 0, "tokens": 0}
     counts |= {"continued_tokens": 0}
     for scored in groups:
         for rollout, outcome in zip(scored.group.rollouts, scored.outcomes, strict=True):
@@ -232,12 +241,10 @@ async def learned_from(directory: Path) -> dict[str, int]:
                 before: list[int] = trace.token_ids[:start][own[:start] == conversation].tolist()
                 prompts.append([*([] if conversation else scored.group.prompt_ids.tolist()), *before])
                 is_continued = conversation in outcome.conversations[:turn]
-                is_try = turn > 0 and not is_continued and prompts[-1] in prompts[:-1]
                 counts["calls"] += 1
-                counts["tries"] += is_try
                 counts["continued"] += is_continued
                 counts["continued_tokens"] += len(prompts[-1]) * is_continued
-                counts["drifted"] += turn > 0 and not is_continued and not is_try
+                counts["drifted"] += turn > 0 and not is_continued
     return counts
 
 
@@ -280,4 +287,4 @@ if __name__ == "__main__":
         finally:
             started.terminate()
             started.wait()
-    print(json.dumps(row | asyncio.run(learned_from(place))))
+    print(json.dumps(row | asyncio.run(learned_from(place)) | {"learning": read_learning(place).words}))

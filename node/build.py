@@ -328,7 +328,7 @@ def serve_policy(
         server.stop()
         close()
 
-    return stop, partial(runs.hand_over_loop, exchange.put)
+    return stop, partial(runs.hand_over_loop, exchange.put, exchange.report_evaluations)
 
 
 def open_runs(

@@ -44,13 +44,14 @@ class AgentRun:
 
 
 @contextmanager
-def agent_run(base_url: str, key: str, task: str = "") -> Generator[AgentRun]:
+def agent_run(base_url: str, key: str, task: str = "", *, held_out: bool = False) -> Generator[AgentRun]:
     """Begins a run of an agent; the block calls the agent, and `run.reward`.
 
     Args:
         base_url: address of the served policy, ending in /v1.
         key: a key that is learned from, `<dir>/api-NAME.key` of the node.
         task: name of the task; runs of one task are compared with one another.
+        held_out: the run is measured and never learned from; its task is measured again later, by another run.
 
     Raises:
         ConfigError: the node refuses the request; the message is its own.
@@ -62,7 +63,8 @@ def agent_run(base_url: str, key: str, task: str = "") -> Generator[AgentRun]:
             run.reward(1.0 if answer == "42" else 0.0)
     """
     base_url = base_url.rstrip("/")
-    opened = _ask(f"{base_url}/episodes", key, {"task": task} if task else {})
+    body: JsonDict = ({"task": task} if task else {}) | ({"held_out": True} if held_out else {})
+    opened = _ask(f"{base_url}/episodes", key, body)
     yield AgentRun(id=opened["id"], base_url=base_url, key=opened["key"], reward_key=opened["reward_key"])
 
 

@@ -131,11 +131,10 @@ def _what_to_try(snapshot: Snapshot, is_rising: bool, is_by_heart: bool) -> list
     found += _of_rate(snapshot)
     if is_short and not is_rising:
         found.append(f"more steps than {snapshot.made[-1].step}")
-    if not snapshot.environments:  # agents' runs alone
-        found.append(
-            "a measure: run the agent on tasks of which no reward is sent, at the start and now; docs/agents.md has how"
-        )
-    elif whole is None or whole.newest_step == whole.first_step:
+    is_compared = whole is not None and whole.is_change
+    if not snapshot.environments and not is_compared:  # agents' runs alone
+        found.append("a measure: runs with held_out = true, of the same tasks before and now (docs/agents.md)")
+    elif whole is None or not is_compared:
         found.append(
             f"evaluations: under [evaluation] set every_steps; now: swarm eval {as_argument(snapshot.directory)}"
         )

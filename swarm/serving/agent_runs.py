@@ -1,7 +1,8 @@
 """Runs of agents that a served model learns from: whose calls are recorded, when a run ends, and with which others.
 
 A run is one episode: its calls, then one reward. Runs of one task are compared with one another, in a group that closes
-with `group_size` runs, or `group_s` seconds after its first reward with those that it has.
+with `group_size` runs, or `group_s` seconds after its first reward with those that it has. A held-out run is measured
+alone.
 
 Invariant: a run without a reward, and one that no step may use, is never learned from; each run is told what became of
 it. Each key has bounds of its own: runs that are open, bytes of calls, and the time without a call.
@@ -21,16 +22,18 @@ from swarm.clock import Clock
 from swarm.episode import MAX_TURNS, EpisodeOutcome
 from swarm.errors import StorageFull, Unavailable, described
 from swarm.interfaces import Tokenizer
+from swarm.serving.held_out_runs import HeldOutRuns
 from swarm.serving.openai_requests import RequestRefused
-from swarm.serving.run_groups import RecordedCall, group_of, oldest_step, why_not_learned
+from swarm.serving.run_groups import RecordedCall, group_of, oldest_step, run_worth, why_not_learned
 from swarm.serving.run_store import ClosedGroup, RunRow, RunState, RunStore
-from swarm.types import JsonDict, NodeId, PolicyVersion, RolloutGroup
+from swarm.types import Evaluation, JsonDict, NodeId, PolicyVersion, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_RUNS: Final = 4096  # of one key
 MAX_BYTES: Final = 64 * 2**20  # of the calls that are kept for one key
 IDLE_S: Final = 86_400.0  # an open run without a call is over after a day
+SLOW_RUN_S: Final = 600.0  # a held-out run without a call for so long holds up the end of its round no longer
 LOOK_EVERY_S: Final = 1.0
 MAX_PUTS: Final = 5  # tries at a group that the node does not take
 SESSION_PREFIX: Final = "run-"  # of the key of one run's calls
@@ -40,6 +43,7 @@ SINGLE_RUN_RECIPE: Final = "reinforce_plus_plus"  # whose baseline is the mean o
 Result = TypeVar("Result")
 Put = Callable[[RolloutGroup, Sequence[EpisodeOutcome]], Coroutine[Any, Any, float]]
 """(group, outcomes) -> mean reward, NaN if the node did not take the group."""
+Report = Callable[[Sequence[Evaluation]], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +95,7 @@ class AgentRuns:
         self._version, self._compute_dtype = version, compute_dtype
         self._sessions = {digest: RunKey(*names) for digest, names in store.sessions().items()}
         self._num_tries: dict[int, int] = {}  # puts of a group
+        self._held_out = HeldOutRuns()
 
     # --- for callers ------------------------------------------------------------------------------------
 
@@ -100,7 +105,9 @@ class AgentRuns:
         run = self._sessions.get(_digest(_key_of_calls(key) if is_reward else key))
         return None if run is None else (run, is_reward)
 
-    async def open_session(self, owner: str, name: str, task: str) -> tuple[RunKey, str, str]:
+    async def open_session(
+        self, owner: str, name: str, task: str, *, is_held_out: bool = False
+    ) -> tuple[RunKey, str, str]:
         """Begins a run with two keys of its own, of its calls and of its reward; "" as a name chooses one.
 
         An agent that runs code can read the key that it calls with: that key gives no reward.
@@ -110,7 +117,8 @@ class AgentRuns:
         """
         run, reward_key = RunKey(owner, name or secrets.token_hex(8)), REWARD_PREFIX + secrets.token_urlsafe(24)
         key = _key_of_calls(reward_key)
-        if not await self._open(run, task, _digest(key)):
+        state = RunState.HELD_OUT if is_held_out else RunState.OPEN
+        if not await self._open(run, task, _digest(key), state):
             raise RequestRefused(f"id: the run {run.name!r} exists; choose another name", "id", 409)
         self._sessions[_digest(key)] = run
         return run, key, reward_key
@@ -119,10 +127,10 @@ class AgentRuns:
         """The run of a call that is about to be answered; its first call opens it. Raises RequestRefused."""
         row = await self._in_thread(self._store.find, run.owner, run.name)
         if row is None:
-            await self._open(run, task, b"")
+            await self._open(run, task, b"", RunState.OPEN)
             row = await self._in_thread(self._store.find, run.owner, run.name)
             assert row is not None
-        if row.state is not RunState.OPEN:
+        if row.state not in (RunState.OPEN, RunState.HELD_OUT):
             raise RequestRefused(f"the run {run.name!r} is over: it has its reward", "X-Episode", 409)
         if task and task != row.task:
             raise RequestRefused(f"X-Task: the run {run.name!r} is of the task {row.task!r}", "X-Task", 409)
@@ -130,8 +138,10 @@ class AgentRuns:
 
     async def record(self, row: RunRow, call: RecordedCall) -> None:
         """Records an answer before its caller has it. Raises RequestRefused if the run is over, or the disk full."""
-        bounds = {"max_calls": MAX_TURNS, "max_bytes": MAX_BYTES}
-        add = partial(self._store.add_call, row.number, call, self._clock.now_s(), **bounds)
+        now_s = self._clock.now_s()
+        add = partial(self._store.add_call, row.number, call, now_s, max_calls=MAX_TURNS, max_bytes=MAX_BYTES)
+        if row.state is RunState.HELD_OUT:
+            add = partial(self._store.count_held_out, row.number, call.spans[0].version.step, now_s)
         if not await self._in_thread(add):
             raise RequestRefused(f"the run {row.name!r} is over: it got its reward during this call", "X-Episode", 409)
 
@@ -140,6 +150,13 @@ class AgentRuns:
         row = await self._in_thread(self._store.find, run.owner, run.name)
         if row is None:
             raise _unknown(run)
+        if row.state is RunState.HELD_OUT:
+            now_s = self._clock.now_s()
+            if row.num_calls and await self._in_thread(self._store.measure, row, rewards, now_s):
+                self._held_out.add(row.owner, row.task, row.oldest_step, run_worth(rewards), now_s)
+            elif not row.num_calls:
+                raise RequestRefused(f"the held-out run {run.name!r} has no call yet", "id", 409)
+            return await self.state(run)
         if row.state is not RunState.OPEN:
             if row.rewards != dict(rewards):
                 raise RequestRefused(f"the run {run.name!r} is over, with other rewards", "reward", 409)
@@ -186,11 +203,18 @@ class AgentRuns:
 
     # --- groups -----------------------------------------------------------------------------------------
 
-    async def hand_over_loop(self, put: Put) -> None:
-        """Closes groups whose time is over, and hands complete ones to the node, until cancelled."""
+    async def hand_over_loop(self, put: Put, report: Report) -> None:
+        """Closes groups whose time is over, and hands complete ones to the node, until cancelled.
+
+        Args:
+            put: takes a group.
+            report: takes the rounds of held-out runs that ended.
+        """
         is_waiting = False
         while True:
             try:
+                if rounds := await self.ended_rounds():
+                    await report(rounds)
                 await self.hand_over(put)
                 is_waiting = False
             except (StorageFull, Unavailable) as error:
@@ -199,17 +223,22 @@ class AgentRuns:
                 is_waiting = True
             await asyncio.sleep(LOOK_EVERY_S)
 
+    async def ended_rounds(self) -> list[Evaluation]:
+        """Rounds of held-out runs that ended since the last call."""
+        now_s = self._clock.now_s()
+        return self._held_out.ended(now_s, await self._in_thread(self._store.measuring, now_s - SLOW_RUN_S))
+
     async def hand_over(self, put: Put) -> None:
         """One round: what is due is closed, and complete groups are handed over, those tried least first.
 
         Raises:
             StorageFull, Unavailable: the node takes no group now; the next round begins with another one.
         """
-        idle = await self._in_thread(self._store.idle, self._clock.now_s() - IDLE_S)
-        if idle:
-            await self._in_thread(
-                self._store.refuse, idle, RunState.OPEN, f"no reward came in {IDLE_S:g} s after its last call"
-            )
+        for state in (RunState.OPEN, RunState.HELD_OUT):
+            idle = await self._in_thread(self._store.idle, self._clock.now_s() - IDLE_S, state)
+            if idle:
+                note = f"no reward came in {IDLE_S:g} s after its last call"
+                await self._in_thread(self._store.refuse, idle, state, note)
         await self._in_thread(self._close_groups)
         waiting = await self._in_thread(self._store.closed_groups)
         for closed in sorted(waiting, key=lambda each: self._num_tries.get(each.number, 0)):
@@ -274,7 +303,7 @@ class AgentRuns:
         age, most = self._version().step - oldest, self.rules.max_age_steps
         return f"age {age} steps exceeds replay.max_age_steps {most}" if age > most else ""
 
-    async def _open(self, run: RunKey, task: str, secret: bytes) -> bool:
+    async def _open(self, run: RunKey, task: str, secret: bytes, state: RunState) -> bool:
         """Begins a run; False if it exists, also where another call began it at the same moment."""
         num_open, num_bytes = await self._in_thread(self._store.totals, run.owner)
         if num_open >= MAX_OPEN_RUNS or num_bytes > MAX_BYTES:
@@ -283,7 +312,7 @@ class AgentRuns:
                 f"with {num_bytes} bytes of {MAX_BYTES}; reward them, or wait {IDLE_S:g} s",
                 status=429,
             )
-        asked = run.owner, run.name, task, secret, self._clock.now_s()
+        asked = run.owner, run.name, task, secret, self._clock.now_s(), state
         is_new, forgotten = await self._in_thread(self._store.open_run, *asked)
         for digest in forgotten:
             self._sessions.pop(digest, None)

@@ -36,7 +36,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from swarm.episode import MAX_TURNS, Message
+from swarm.episode import Message
 from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.interfaces import Completer, CompletionRequest, Tokenizer
 from swarm.model.plain_text import with_whole_characters
@@ -385,17 +385,16 @@ class OpenAiApp:
     async def _turn(self, chat: "_Chat", request: CompletionRequest) -> ChatTurn:
         """The first answer of the form. Raises RequestRefused if none of the tries has it, and Unavailable.
 
-        Each try of a run is a call of its own: with the first of the form alone, what is learned from would be drawn
-        given the form, and its log-probs would not.
+        A run records this answer alone, or the last try. With the run's reward on the tries before it, a policy learned
+        to fail first: sampled success rose from .53 to .75 while greedy answers fell from .61 to 0 (docs/agents.md).
         """
-        num_tries, problem = MAX_TRIES if request.sampling.temperature else 1, ""
-        if chat.run is not None:
-            num_tries = min(num_tries, max(1, MAX_TURNS - chat.run.num_calls))
-        for seed in range(request.seed, request.seed + num_tries):
+        last, problem = request.seed + (MAX_TRIES - 1 if request.sampling.temperature else 0), ""
+        for seed in range(request.seed, last + 1):
             (made,) = self._answers([replace(request, seed=seed)], chat.stops)
             turn = chat.form.read(await made)
             problem = chat.form.problem(turn)
-            await self._finish(chat, turn, is_sent=not problem)
+            if not problem or seed == last:
+                await self._finish(chat, turn, is_sent=not problem)
             if not problem:
                 return turn
         raise RequestRefused(f"the model gave no answer of the form that was asked for: {problem}", status=422)
@@ -527,7 +526,10 @@ class OpenAiApp:
         if caller.run is not None:
             raise RequestRefused("no valid key: the key of a run opens no other", status=403)
         asked = await self._read(OpenRun, request, 0)
-        run, key, reward_key = await runs.open_session(caller.owner, asked.id or "", asked.task or "")
+        if asked.held_out and not asked.task:
+            raise RequestRefused("held_out: name the task, which is measured again and again", "task")
+        names = caller.owner, asked.id or "", asked.task or ""
+        run, key, reward_key = await runs.open_session(*names, is_held_out=asked.held_out)
         return JSONResponse(await runs.state(run) | {"key": key, "reward_key": reward_key})
 
     async def _run_state(self, request: Request) -> Response:

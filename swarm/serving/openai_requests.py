@@ -239,6 +239,7 @@ class OpenRun(_Fields):
 
     id: Annotated[str, Field(pattern=RUN_NAME)] | None = None
     task: Annotated[str, Field(pattern=TASK_NAME)] | None = None
+    held_out: bool = False  # measured, never learned from
 
 
 class RewardFields(_Fields):

@@ -43,18 +43,18 @@ class RecordedRun:
     calls: tuple[RecordedCall, ...]  # 1 to MAX_TURNS
     rewards: Mapping[str, float]
 
-    @property
-    def worth(self) -> float:
-        """Reward of the episode, in [0, 1]: `outcome`, or without that name the mean of all."""
-        value = self.rewards.get(OUTCOME, sum(self.rewards.values()) / max(1, len(self.rewards)))
-        return min(1.0, max(0.0, value))
-
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
     call: RecordedCall
     conversation: int
     observed: Sequence[int]  # tokens that come before the action, in its conversation
+
+
+def run_worth(rewards: Mapping[str, float]) -> float:
+    """Reward of a run by its named ones, in [0, 1]: `outcome`, or without that name the mean of all."""
+    value = rewards.get(OUTCOME, sum(rewards.values()) / max(1, len(rewards)))
+    return min(1.0, max(0.0, value))
 
 
 def recorded_call(answer: Answer, sampling: Sampling) -> RecordedCall:
@@ -190,7 +190,7 @@ def _episode(
         for conversation, text in zip(after, rollout.actions, strict=False)
     ]
     end = Transition(is_end=True, rewards=dict(run.rewards), status=_status(rollout.actions[-1]))
-    return rollout, EpisodeOutcome(reward=run.worth, transitions=(*transitions, end))
+    return rollout, EpisodeOutcome(reward=run_worth(run.rewards), transitions=(*transitions, end))
 
 
 def _status(text: str) -> TurnStatus:

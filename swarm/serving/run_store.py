@@ -67,6 +67,8 @@ class RunState(StrEnum):
     CLOSED = "closed"  # its group is complete
     LEARNED = "learned"  # its group waits for a step of the learner, or was in one
     REFUSED = "not_learned"
+    HELD_OUT = "held_out"  # open, and never learned from
+    MEASURED = "measured"  # a held-out run with its reward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,16 +126,18 @@ class RunStore:
         rows = self._rows("SELECT secret, owner, name FROM runs WHERE secret != x''")
         return {secret: (owner, name) for secret, owner, name in rows}
 
-    def open_run(self, owner: str, name: str, task: str, secret: bytes, now_s: float) -> tuple[bool, list[bytes]]:
+    def open_run(
+        self, owner: str, name: str, task: str, secret: bytes, now_s: float, state: RunState = RunState.OPEN
+    ) -> tuple[bool, list[bytes]]:
         """Begins a run: (False if it existed already, digests of keys of runs that were forgotten for it)."""
         with self._changing():
-            over = (owner, RunState.LEARNED, RunState.REFUSED, KEPT_RUNS)
-            chosen = "FROM runs WHERE owner = ? AND state IN (?, ?) ORDER BY number DESC LIMIT -1 OFFSET ?"
+            over = (owner, RunState.LEARNED, RunState.REFUSED, RunState.MEASURED, KEPT_RUNS)
+            chosen = "FROM runs WHERE owner = ? AND state IN (?, ?, ?) ORDER BY number DESC LIMIT -1 OFFSET ?"
             forgotten = [row[0] for row in self._rows(f"SELECT secret {chosen}", over)]
             self._do(f"DELETE FROM runs WHERE number IN (SELECT number {chosen})", over)
             num_new = self._do(
                 "INSERT OR IGNORE INTO runs (owner, name, task, secret, used_s, state) VALUES (?, ?, ?, ?, ?, ?)",
-                (owner, name, task, secret, now_s, RunState.OPEN),
+                (owner, name, task, secret, now_s, state),
             )
         return num_new > 0, forgotten
 
@@ -144,8 +148,8 @@ class RunStore:
 
     def totals(self, owner: str) -> tuple[int, int]:
         """Number of runs of a key that are not over, and bytes of all calls that are kept for it."""
-        query = "SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM runs WHERE state IN (?, ?, ?) AND owner = ?"
-        return self._rows(query, (RunState.OPEN, RunState.WAITING, RunState.CLOSED, owner))[0]
+        query = "SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM runs WHERE state IN (?, ?, ?, ?) AND owner = ?"
+        return self._rows(query, (RunState.OPEN, RunState.HELD_OUT, RunState.WAITING, RunState.CLOSED, owner))[0]
 
     def overview(self, owner: str) -> tuple[dict[str, int], dict[str, int]]:
         """(state -> number of runs of a key that are kept, the commonest reasons -> runs not learned from)."""
@@ -208,6 +212,27 @@ class RunStore:
                 self._drop_calls(row.number)
         return bool(changed)
 
+    def count_held_out(self, run: int, step: int, now_s: float) -> bool:
+        """Counts a call of an open held-out run, the first of which is of the step measured; False if it is over."""
+        statement = (
+            "UPDATE runs SET oldest_step = CASE num_calls WHEN 0 THEN ? ELSE oldest_step END, "
+            "num_calls = num_calls + 1, used_s = ? WHERE number = ? AND state = ?"
+        )
+        with self._changing():
+            return self._do(statement, (step, now_s, run, RunState.HELD_OUT)) > 0
+
+    def measure(self, row: RunRow, rewards: Mapping[str, float], now_s: float) -> bool:
+        """Gives an open held-out run its reward; False if it was over already."""
+        statement = "UPDATE runs SET rewards = ?, rewarded_s = ?, state = ? WHERE number = ? AND state = ?"
+        values = (json.dumps(dict(rewards)), now_s, RunState.MEASURED, row.number, RunState.HELD_OUT)
+        with self._changing():
+            return self._do(statement, values) > 0
+
+    def measuring(self, since_s: float) -> set[str]:
+        """Keys with an open held-out run that was begun, or had a call, since `since_s` (wall clock)."""
+        query = "SELECT DISTINCT owner FROM runs WHERE state = ? AND used_s >= ?"
+        return {row[0] for row in self._rows(query, (RunState.HELD_OUT, since_s))}
+
     def waiting(self) -> dict[tuple[str, str], list[RunRow]]:
         """Runs that wait for others, in the order of their rewards, by key and task."""
         query = f"SELECT {_COLUMNS} FROM runs WHERE state = ? ORDER BY rewarded_s, number"
@@ -261,10 +286,10 @@ class RunStore:
             self._do("UPDATE runs SET state = ?, note = ?, num_bytes = 0 WHERE in_group = ?", (state, note, group))
             self._do("DELETE FROM groups WHERE number = ?", (group,))
 
-    def idle(self, before_s: float) -> list[int]:
-        """Open runs without a call since `before_s` (wall clock)."""
+    def idle(self, before_s: float, state: RunState = RunState.OPEN) -> list[int]:
+        """Runs in this state without a call since `before_s` (wall clock)."""
         query = "SELECT number FROM runs WHERE state = ? AND used_s < ?"
-        return [row[0] for row in self._rows(query, (RunState.OPEN, before_s))]
+        return [row[0] for row in self._rows(query, (state, before_s))]
 
     def _drop_calls(self, run: int) -> None:
         self._do("UPDATE runs SET num_bytes = 0 WHERE number = ?", (run,))

@@ -15,17 +15,18 @@ from swarm.clock import ManualClock
 from swarm.config.node_config import AGENT_RUNS
 from swarm.episode import EpisodeOutcome
 from swarm.errors import StorageFull, Unavailable
+from swarm.events import PolicyEvaluated
 from swarm.exchange.agent import Agent
 from swarm.model.conversations import conversation_ids
 from swarm.objectives.draw_batch import make_batch
-from swarm.serving import agent_runs, openai_app
+from swarm.serving import agent_runs, held_out_runs
 from swarm.serving.agent_runs import RunKey
 from swarm.serving.run_groups import RecordedCall
 from swarm.serving.run_store import RunState, RunStore
-from swarm.serving.turn_form import MAX_TRIES
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ScriptedVerifier
 from swarm.testing.nodes import make_agent, make_context
+from swarm.trained.learning_evidence import Learned, learning_evidence
 from swarm.types import Correction, Draw, DrawnGroup, Rollout, RolloutGroup
 from swarm.wire.envelopes import seal_group
 from tests.worlds.agent_world import ADA, BOB, IDENTITY, world
@@ -384,10 +385,10 @@ def test_streamed_calls_and_missed_forms_are_recorded_too(tmp_path: Path) -> Non
         assert it.server.send("/v1/chat/completions", body | {"stream": True}, key=ADA, headers=headers)[0] == 200
         needed = body | {"tools": [TOOL], "tool_choice": "required"}
         assert it.server.send("/v1/chat/completions", needed, key=ADA, headers=headers)[0] == 422
-        assert it.reward("one", {"reward": 0})[1]["num_calls"] == 1 + MAX_TRIES
+        assert it.reward("one", {"reward": 0})[1]["num_calls"] == 2  # the last try of the second
 
 
-def test_each_try_at_a_form_is_an_action_of_its_run_after_the_same_prompt(tmp_path: Path) -> None:
+def test_of_the_tries_at_a_form_the_answer_that_is_sent_alone_is_an_action_of_the_run(tmp_path: Path) -> None:
     with world(tmp_path, "") as it:
         for run in ("one", "two"):
             it.server.engine.texts = ["no", '{"a": 1', '{"a": 2}', "no", "{}"]
@@ -395,24 +396,59 @@ def test_each_try_at_a_form_is_an_action_of_its_run_after_the_same_prompt(tmp_pa
             first = it.call(run, user("?"), **fields)
             message = first["choices"][0]["message"]
             second = it.call(run, user("?"), message, user("more"), **fields)
-            assert it.reward(run, {"reward": 1})[1]["num_calls"] == 5
+            assert it.reward(run, {"reward": 1})[1]["num_calls"] == 2
         it.hand_over()
         ((group, outcomes),) = it.put
-        assert group.rollouts[0].actions == ("no", '{"a": 1', '{"a": 2}', "no", "{}")
-        assert outcomes[0].conversations == (0, 1, 2, 2, 3)
+        assert group.rollouts[0].actions == ('{"a": 2}', "{}")
+        assert outcomes[0].conversations == (0, 0)
         prompts = [prompt for prompt, _ in calls_of(group, group.rollouts[0], outcomes[0])]
-        assert prompts == 3 * [first["prompt_token_ids"]] + 2 * [second["prompt_token_ids"]]
+        assert prompts == [first["prompt_token_ids"], second["prompt_token_ids"]]
 
 
-def test_tries_end_where_a_run_may_have_no_more_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_app, "MAX_TURNS", 3)
-    monkeypatch.setattr(agent_runs, "MAX_TURNS", 3)
-    with world(tmp_path, "no") as it:
-        it.call("one", user("1"))
-        body = {"messages": [user("1")], "response_format": {"type": "json_object"}}
-        headers = {"X-Episode": "one", "X-Task": "t"}
-        assert it.server.ask("/v1/chat/completions", body, key=ADA, headers=headers)[0] == 422
-        assert it.reward("one", {"reward": 1})[1]["num_calls"] == 3 and it.state("one")["state"] == "waiting"
+def test_held_out_runs_are_measured_round_by_round_and_never_learned_from(tmp_path: Path) -> None:
+    names = [f"task {number}" for number in range(8)]
+    with world(tmp_path, "a") as it:
+
+        def measure(task: str, reward: float) -> tuple[int, dict[str, Any]]:
+            status, run = it.server.ask("/v1/episodes", {"task": task, "held_out": True}, key=ADA)
+            assert status == 200 and run["state"] == "held_out"
+            path = f"/v1/episodes/{run['id']}/reward"
+            assert it.server.ask(path, {"reward": reward}, key=ADA)[0] == 409  # nothing was called
+            assert it.server.ask("/v1/chat/completions", {"messages": [user("1")]}, key=run["key"])[0] == 200
+            return it.server.ask(path, {"reward": reward}, key=run["reward_key"])
+
+        for name in names:
+            assert measure(name, 0.0)[1]["state"] == "measured"
+        it.clock.advance(held_out_runs.QUIET_S)
+        (before,) = asyncio.run(it.runs.ended_rounds())
+        it.version = it.server.engine.version = replace(it.version, step=9)
+        for name in names:
+            measure(name, 1.0)
+        (after,) = asyncio.run(it.runs.ended_rounds())  # each is measured
+        measure(names[0], 0.25)
+        measure(names[0], 1.0)  # measured again: another round
+        (alone,) = asyncio.run(it.runs.ended_rounds())
+        it.hand_over()
+        assert it.put == [] and it.server.ask("/v1/episodes", {"held_out": True}, key=ADA)[0] == 400
+    assert (before.step, before.accuracy, after.step, after.accuracy) == (3, 0.0, 9, 1.0)
+    assert alone.num_right == (0, *(7 * [-1])) and alone.rewards[0] == 0.25 and alone.num_problems == 1
+    evidence = learning_evidence(map(PolicyEvaluated.of, (before, after)))
+    assert evidence.verdict is Learned.YES and evidence.words.startswith("learned: held out 0.00 -> 1.00 of 8 problems")
+
+
+def test_a_held_out_run_that_is_under_way_keeps_its_round_open(tmp_path: Path) -> None:
+    with world(tmp_path, "a") as it:
+        runs = [it.server.ask("/v1/episodes", {"task": task, "held_out": True}, key=ADA)[1] for task in "ab"]
+        for run in runs:
+            it.server.ask("/v1/chat/completions", {"messages": [user("1")]}, key=run["key"])
+        it.server.ask(f"/v1/episodes/{runs[0]['id']}/reward", {"reward": 1}, key=ADA)
+        it.restart()
+        it.clock.advance(held_out_runs.QUIET_S)
+        assert asyncio.run(it.runs.ended_rounds()) == []
+        it.server.ask(f"/v1/episodes/{runs[1]['id']}/reward", {"reward": 1}, key=ADA)
+        it.clock.advance(held_out_runs.QUIET_S)
+        (seen,) = asyncio.run(it.runs.ended_rounds())
+        assert seen.num_problems == 1  # what a round had before a restart is not known any more
 
 
 def test_a_damaged_file_of_runs_is_moved_aside(tmp_path: Path) -> None:
