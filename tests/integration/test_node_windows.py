@@ -33,7 +33,7 @@ def test_its_report_has_curves_samples_and_invariants_that_hold(trained: Path) -
     assert "does not run, every step is made; step 3" in done.output and "violated" not in done.output
     page = (trained / "report.html").read_text()
     assert re.search(r"all <a [^>]*>\d+ invariants</a> hold", page) and "nothing was measured" not in page
-    assert page.index("Did it learn?") < page.index('id="invariants"') and "held out" in done.output.splitlines()[0]
+    assert page.index("Did it learn?") < page.index('id="invariants"') and "held out" in done.stdout.splitlines()[0]
     for title in ("Entropy", "<dt>learning rate</dt>", "Response length", "Responses cut off", "Gradient norm"):
         assert title in page, title
     assert "letters itself" in page and "sort:" in page and re.search(r"<b>reward [\d.]+</b>", page)

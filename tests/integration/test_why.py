@@ -36,7 +36,7 @@ async def test_nothing_is_blamed_on_a_training_that_went_well(tmp_path: Path) ->
     result = CliRunner().invoke(app, ["why", str(directory)])
     assert result.exit_code == 0, result.output
     assert "nothing is wrong" in result.output or "no fault is known" in result.output
-    assert "--steps 16" in result.output and "held out" in result.output.splitlines()[0]
+    assert "--steps 16" in result.output and "held out" in result.stdout.splitlines()[0]
     plain = json.loads(CliRunner().invoke(app, ["why", str(directory), "--json"]).output)
     assert plain["is_healthy"] is not False and [each["name"] for each in plain["findings"]] == ["finished"]
     groups = read_snapshot(directory, time.time()).answers

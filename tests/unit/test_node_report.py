@@ -325,7 +325,7 @@ def test_a_control_stands_beside_the_claim(tmp_path: Path) -> None:
     shared = node_directory(tmp_path / "shared", [NodeStarted(node_id=ADA, release="1, commit ab"), *course(30)])
     silo = node_directory(tmp_path / "silo", course(4), node_id=BELL)
     done = RUN.invoke(app, ["report", str(shared), "--compare", str(silo)])
-    assert done.exit_code == 0 and done.output.startswith("ada: learned: held out 0.00 -> 0.94 of 32 problems"), done
+    assert done.exit_code == 0 and done.stdout.startswith("ada: learned: held out 0.00 -> 0.94 of 32 problems"), done
     page = (shared / "report.html").read_text()
     assert "Against the directories of --compare" in page and "+0.81 (" in page and "1, commit ab" in page
     failed = RUN.invoke(app, ["report", str(shared), "--compare", str(shared)])
