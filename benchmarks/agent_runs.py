@@ -231,16 +231,18 @@ async def learned_from(directory: Path) -> dict[str, int]:
     counts = {"groups_learned": len(groups), "calls": 0, "continued": 0, "drifted": 0, "tokens": 0}
     counts |= {"continued_tokens": 0}
     for scored in groups:
-        for rollout, outcome in zip(scored.group.rollouts, scored.outcomes, strict=True):
+        # a group of runs with one call each is kept without outcomes
+        courses = [each.conversations for each in scored.outcomes] or [(0,)] * len(scored.group.rollouts)
+        for rollout, course in zip(scored.group.rollouts, courses, strict=True):
             trace, prompts = rollout.trace, list[list[int]]()
             assert trace is not None
             counts["tokens"] += int(trace.action_mask.sum())
-            own = conversation_ids(outcome.conversations, trace.turn_ids, trace.action_mask)
-            for turn, conversation in enumerate(outcome.conversations):
+            own = conversation_ids(course, trace.turn_ids, trace.action_mask)
+            for turn, conversation in enumerate(course):
                 start = int(np.flatnonzero((trace.turn_ids == turn) & trace.action_mask)[0])
                 before: list[int] = trace.token_ids[:start][own[:start] == conversation].tolist()
                 prompts.append([*([] if conversation else scored.group.prompt_ids.tolist()), *before])
-                is_continued = conversation in outcome.conversations[:turn]
+                is_continued = conversation in course[:turn]
                 counts["calls"] += 1
                 counts["continued"] += is_continued
                 counts["continued_tokens"] += len(prompts[-1]) * is_continued

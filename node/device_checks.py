@@ -243,11 +243,14 @@ def check_memory(config: NodeConfig, gpu: GpuFacts | None, choice: ComputeChoice
         shape = None
     if shape is None:
         return [Finding("memory", True, f"{detail}; the need of {source} is not known")]
-    lengths = lengths_of(config, PROMPT_TOKENS, any(each.may_have_turns for each in config.environments))
+    lengths = lengths_of(config, PROMPT_TOKENS, config.may_have_turns)
     on_gpu = gpu is not None and gpu.count > 0
     memory = estimate_memory(with_choice(config, choice), shape, lengths)
     needed = AGENT_BYTES + (memory.beside_device if on_gpu else memory.peak)
-    fix = "set model.lora_rank, lower learner.token_budget, or take a smaller model"
+    lower = "learner.token_budget"
+    if config.may_have_turns:
+        lower += ", generator.max_episode_tokens or engine.max_rows"
+    fix = f"set model.lora_rank, lower {lower}, or take a smaller model"
     detail = f"{detail}, {source} needs about {needed / 2**30:.1f}; `swarm check` tells for what"
     findings = [Finding("memory", available >= needed, detail, f"close other programs, {fix}")]
     if gpu is not None and on_gpu:

@@ -171,7 +171,7 @@ def _memory(config: NodeConfig) -> str:
     shape = read_shape(config.model)
     if shape is None:
         return "memory not estimated for this architecture"
-    lengths = lengths_of(config, prompt=0, has_turns=any(each.may_have_turns for each in config.environments))
+    lengths = lengths_of(config, prompt=0, has_turns=config.may_have_turns)
     memory = estimate_memory(config, shape, lengths)
     return f"memory about {byte_words(memory.peak)} at most, beside prompts"
 

@@ -50,7 +50,7 @@ def expectation_lines(config: NodeConfig, sampled: Sequence[SampledEnvironment],
     if shape is None:
         return [f"memory: not estimated for this architecture; known: {', '.join(LIKE_LLAMA)}"]
     prompt = max((len(task.prompt_ids) for each in sampled for task in each.tasks), default=0)
-    lengths = lengths_of(config, prompt, any(each.max_turns > 1 for each in sampled))
+    lengths = lengths_of(config, prompt, config.learns_from_agents or any(each.max_turns > 1 for each in sampled))
     memory = estimate_memory(config, shape, lengths, has_reference)
     lines = [_memory_line(memory)]
     answers = f"{config.generator.group_size} answers of {lengths.response} tokens"

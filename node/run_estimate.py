@@ -199,7 +199,9 @@ def estimate_memory(
     is_own_engine = generates and config.engine.kind == "transformers"
     trained = shape.num_trained(config.model) if trains else 0
     tokens = pass_tokens(config, lengths)
-    rows = min(config.engine.max_rows, config.generator.groups_per_batch * config.generator.group_size)
+    rows = config.engine.max_rows  # of whoever calls a served policy
+    if not config.serve.listen:
+        rows = min(rows, config.generator.groups_per_batch * config.generator.group_size)
     learned = min(tokens, CHUNK_ELEMENTS // shape.vocab_size)
     kept = shape.activation_bytes(value_bytes)
     if config.learner.gradient_checkpointing:  # each layer's input, and all of one layer

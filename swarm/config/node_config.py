@@ -162,6 +162,11 @@ class NodeConfig(Model):
         return bool(self.serve.listen) and any(key.learn for key in self.serve.keys)
 
     @property
+    def may_have_turns(self) -> bool:
+        """True if an episode may have several turns."""
+        return self.learns_from_agents or any(each.may_have_turns for each in self.environments)
+
+    @property
     def is_private(self) -> bool:
         """True if the groups of every node that reaches this one count in full, by `entry.established`."""
         entry = self.entry

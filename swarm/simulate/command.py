@@ -266,7 +266,7 @@ def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
         return []
     needed = 0
     for config in configs:
-        lengths = lengths_of(config, PROMPT_TOKENS, any(each.may_have_turns for each in config.environments))
+        lengths = lengths_of(config, PROMPT_TOKENS, config.may_have_turns)
         memory = estimate_memory(config, shape, lengths)
         needed += AGENT_FORK_BYTES + memory.peak - (memory.process if config.worker == "inline" else 0)
     if needed <= available:

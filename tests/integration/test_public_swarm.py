@@ -111,15 +111,15 @@ class Operator:
             cwd=self._folder,
             env={**os.environ, "PYTHONPATH": str(PAGE.parents[1])},
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stderr=asyncio.subprocess.PIPE,
         )
         try:
-            printed, _ = await process.communicate()
+            printed, said = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        assert process.returncode == 0, printed.decode()
+        assert process.returncode == 0, (printed + said).decode()
         return printed.decode()
 
 

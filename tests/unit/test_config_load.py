@@ -30,7 +30,7 @@ def test_what_is_no_readable_file_is_named_with_the_reason(tmp_path: Path, name:
     found = CliRunner().invoke(app, ["check", "--config", str(path)], env={"COLUMNS": "400"})
     is_directory = not name  # stands for the file in it
     assert found.exit_code == (0 if is_directory else 2)
-    assert is_directory or found.stderr.startswith("ConfigError:")
+    assert is_directory or "ConfigError:" in found.stderr
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:

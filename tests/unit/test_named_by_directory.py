@@ -74,7 +74,7 @@ def test_the_link_of_a_coordinator_that_is_starting_is_waited_for(tmp_path: Path
     comes = threading.Timer(0.2, write_json, (tmp_path / "coordinator.json", {"link": "swarm://x"}))
     comes.start()
     try:
-        assert RUN.invoke(coordinator_app, ["link", str(tmp_path)]).output == "swarm://x\n"
+        assert RUN.invoke(coordinator_app, ["link", str(tmp_path)]).stdout == "swarm://x\n"
     finally:
         comes.join()
 

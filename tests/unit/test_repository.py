@@ -36,7 +36,7 @@ MOST_LINES = {
     "operation": 25_920,
     "packages": 97_280,
     "benchmarks": 10_100,
-    "tests": 78_840,
+    "tests": 78_860,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 

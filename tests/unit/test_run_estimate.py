@@ -180,6 +180,18 @@ def test_what_a_node_does_not_do_takes_no_memory() -> None:
     assert lengths_of(trainer, 9, has_turns=True).response == 128, "the context of the tiny model"
 
 
+def test_agents_that_call_a_served_policy_may_fill_all_rows_with_long_episodes() -> None:
+    shape, key = ModelShape.of(TINY_SHAPE), {"name": "agents", "learn": True}
+    assert shape is not None
+    served = node(
+        model={"source": "tiny", "dtype": "float32"},
+        serve={"listen": "127.0.0.1:8300", "keys": [key]},
+        engine={"max_rows": 5},
+    )
+    memory = estimate_memory(served, shape, lengths_of(served, 9, served.may_have_turns))
+    assert served.may_have_turns and memory.kv_cache == 5 * (9 + 128) * shape.cache_bytes(4)
+
+
 def test_a_group_is_no_larger_than_said_and_not_by_far_smaller() -> None:
     source, config = random.Random(0), node(generator={"max_new_tokens": 60})
     texts = ["".join(source.choice(ALPHABET) for _ in range(60)) for _ in range(8)]

@@ -172,7 +172,7 @@ def test_a_file_is_no_node(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a file"):
         WatchedNode(tmp_path / "file")
     done = CliRunner().invoke(app, ["watch", str(tmp_path / "nowhere"), str(tmp_path), "--once"])
-    assert done.exit_code == 0 and done.output.startswith("nowhere not started")
+    assert done.exit_code == 0 and done.stdout.startswith("nowhere not started")
 
 
 def test_ctrl_c_ends_it_without_a_word(held: Path) -> None:

@@ -57,7 +57,7 @@ def device_plans(config: "NodeConfig", gpu_bytes: int) -> list[DevicePlan]:
         changed = config.model_copy(
             update={section: getattr(config, section).model_copy(update=values) for section, values in change.items()}
         )
-        lengths = lengths_of(changed, PROMPT_TOKENS, any(each.may_have_turns for each in config.environments))
+        lengths = lengths_of(changed, PROMPT_TOKENS, config.may_have_turns)
         memory = estimate_memory(changed, shape, lengths)
         peak = memory.device_peak + CONTEXT_BYTES
         uses = {
