@@ -231,8 +231,7 @@ async def learned_from(directory: Path) -> dict[str, int]:
     counts = {"groups_learned": len(groups), "calls": 0, "continued": 0, "drifted": 0, "tokens": 0}
     counts |= {"continued_tokens": 0}
     for scored in groups:
-        # a group of runs with one call each is kept without outcomes
-        courses = [each.conversations for each in scored.outcomes] or [(0,)] * len(scored.group.rollouts)
+        courses = [each.conversations for each in scored.outcomes] or [(0,)] * len(scored.group.rollouts)  # one call
         for rollout, course in zip(scored.group.rollouts, courses, strict=True):
             trace, prompts = rollout.trace, list[list[int]]()
             assert trace is not None

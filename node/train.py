@@ -103,7 +103,7 @@ async def train(
     others = LocalNodes(config=config, num_trainers=options.nodes - 1, num_generators=options.generators, say=say)
     with node_process(config):
         was_stopped = await (until or partial(run_until_signal, say=say))(_run(config, watch, see, others))
-    if watch.is_hopeless:
+    if watch.is_hopeless and not watch.is_learned_out:
         reason = await asyncio.to_thread(watch.explain)
         await asyncio.to_thread(note_end, config.dir, ConfigError(reason))
         raise ConfigError(reason)

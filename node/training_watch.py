@@ -1,7 +1,7 @@
 """Progress of a training in lines for people, and the end of one that has nothing to learn from.
 
-Invariant: a run that cannot learn anything is recognised by its first groups: rewards differ in none of them. A run
-with few useful groups is rarely mistaken for one.
+Invariant: a run that cannot learn anything is recognised by its first groups, or those since a step: rewards differ in
+none of them. A run with few useful groups is rarely mistaken for one.
 """
 
 import asyncio
@@ -50,6 +50,7 @@ class TrainingWatch:
     num_groups: int = 0  # since the newest step, or the start
     num_unscored: int = 0  # of them
     best_reward: float = 0.0  # highest mean of a group, since the start
+    least_reward: float = 1.0  # lowest mean of a group, since the newest step
     error: str = ""
     num_with_signal: Callable[[], int] = lambda: 0  # groups since the newest step that the learner can learn from
 
@@ -86,6 +87,7 @@ class TrainingWatch:
             case GroupPut():
                 self.num_groups += 1
                 self.best_reward = max(self.best_reward, event.reward_mean)
+                self.least_reward = min(self.least_reward, event.reward_mean)
                 self._rewards.append(event.reward_mean)
                 self._tokens += event.num_tokens
                 self._look()
@@ -104,7 +106,7 @@ class TrainingWatch:
                     self._say(line)
             case StepMade():
                 self.step = event.step
-                self.num_groups = self.num_unscored = 0
+                self.num_groups, self.num_unscored, self.least_reward = 0, 0, 1.0
                 self._has_stepped = True
                 self._say_step(event)
             case VersionPublished():
@@ -155,6 +157,8 @@ class TrainingWatch:
                 f"nothing to do: all {self.config.learner.num_steps} steps were made; --steps N makes more",
             ]
         why = [] if evidence.is_shown else [f"what to try, the likeliest first: swarm why {where}"]
+        if self.is_learned_out:
+            stopped = [f"nothing is left to learn: all answers of the newest {self.num_groups} groups are right"]
         return [
             *stopped,
             *evidence.lines,
@@ -163,6 +167,11 @@ class TrainingWatch:
             f"next: swarm chat {where} | swarm samples {where} | swarm eval {where} | swarm export {where} OUT",
         ]
 
+    @property
+    def is_learned_out(self) -> bool:
+        """True if it ended because every answer since the newest step has the highest reward."""
+        return self.is_hopeless and self._has_stepped and self.least_reward >= 1 and not self.num_unscored
+
     def explain(self) -> str:
         """Reason why nothing could be learned, with an example (blocking)."""
         from swarm.trained.samples import SampleReader
@@ -170,7 +179,8 @@ class TrainingWatch:
         if self.num_unscored == self.num_groups:
             return f"none of {self.num_groups} groups could be scored: {self.error}"
         reason = (
-            f"{self.num_groups} groups of {self.config.generator.group_size} answers, and in none did rewards differ: "
+            f"{self.num_groups} groups of {self.config.generator.group_size} answers"
+            f"{f' since step {self.step}' if self._has_stepped else ''}, and in none did rewards differ: "
             f"{NOTHING_TO_LEARN} (highest mean reward {self.best_reward:g})."
         )
         if self.num_unscored:
@@ -183,6 +193,9 @@ class TrainingWatch:
             shown.append(f"answer (reward {sample.reward:g}{cut}): {' | '.join(map(one_line, sample.actions))}")
             shown.append(f"reference: {one_line(group.reference)}")
         example = "\n  ".join(["", *shown])
+        if self._has_stepped:
+            why = f"swarm why {as_argument(self.config.dir)} tells what that may be"
+            return f"{reason} An example:{example}\n{why}; --patient goes on all the same."
         offer = f"; or {offer}" if (offer := self._offer()) else ""
         return (
             f"{reason} An example:{example}\nMake the reward graded, the task easier, or answers longer "
@@ -216,9 +229,9 @@ class TrainingWatch:
             return
         if self.num_groups >= SAID_GROUPS:
             self._say_waiting(now_s)
-        if self.is_patient or self._has_stepped:
+        if self.is_patient:
             return
-        few_do = has_waited or self.num_unscored == self.num_groups
+        few_do = (has_waited or self.num_unscored == self.num_groups) and not self._has_stepped
         if self.num_groups >= (SOME_GROUPS if few_do else MANY_GROUPS):
             self.is_hopeless = True
             self.ends.set()

@@ -59,7 +59,7 @@ def train(
     threads: Threads = None,
     max_upload: MaxUpload = "",
     max_disk: MaxDisk = "",
-    patient: Annotated[bool, Option("--patient", help="Go on after a minute without any signal.")] = False,
+    patient: Annotated[bool, Option("--patient", help="Go on although nothing can be learned.")] = False,
     only_write: Annotated[bool, Option("--only-write", help="Write node.toml and stop.")] = False,
     trust: Trust = False,
 ) -> None:

@@ -286,6 +286,19 @@ def test_a_training_that_finds_nothing_to_learn_from_any_more_says_so_once_a_min
     assert said.startswith("step 1  waits: 16 groups since then, in none did rewards differ") and "swarm why" in said
 
 
+@pytest.mark.parametrize("reward", [1.0, 0.0])
+def test_a_training_ends_where_nothing_is_left_to_learn(letters: Path, reward: float) -> None:
+    watch = TrainingWatch(resolve(options_of(letters)), print, is_patient=False)
+    watch.see(put(0.5))
+    watch.see(StepMade(step=7, draw_step=1, digest="d", loss=0.0, grad_norm=0.0, num_tokens=1))
+    for _ in range(256):
+        assert not watch.is_hopeless
+        watch.see(put(reward))
+    assert watch.is_hopeless and watch.is_learned_out is bool(reward)
+    if watch.is_learned_out:
+        assert watch.summary(False)[0] == "nothing is left to learn: all answers of the newest 256 groups are right"
+
+
 def test_the_time_left_follows_events_that_were_not_logged_yet(letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     config = resolve(options_of(letters, steps=40))
