@@ -156,12 +156,21 @@ def _evaluate(
     ):
         lines = {each.name: bar.add_task(each.name, total=None) for each in plan.environments}
 
+        now = ["", "evaluating"]  # environment, and what is said of it
+
         def show(name: str, done: int, total: int) -> None:
-            bar.update(lines[name], completed=done, total=total)
-            wait.now(f"evaluating {name} {done}/{total}")
+            now[:] = name, f"evaluating {name} {done}/{total}"
+            bar.update(lines[name], completed=done, total=total, description=name)
+            wait.now(now[1])
+
+        def show_answers(what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None:
+            name, said = now
+            answers = f"{done} of the next {total} answers, {num_tokens:,} tokens"
+            bar.update(lines[name], description=f"{name} ({answers})")
+            wait.now(f"{said}, {answers}")
 
         with ending_at_once():  # the network's own thread would go on until its batch is through
-            return asyncio.run(evaluate_model(model, plan, show, device))
+            return asyncio.run(evaluate_model(model, plan, show, device, show_answers))
 
 
 def _settings(config: Path) -> NodeConfig:

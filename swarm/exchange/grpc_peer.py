@@ -222,7 +222,13 @@ def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
 
 
 def append_piece(data: bytearray, response: Any, total: int | None, max_bytes: int, what: str) -> int:
-    """Adds a piece to `data` after checking its lengths; returns the total it names. Raises TooLarge or FalsePiece."""
+    """Appends a piece to `data`; returns the size of the whole body in bytes, as the piece names it.
+
+    Raises:
+        TooLarge: that size exceeds `max_bytes`.
+        FalsePiece: that size differs from `total` (None at the start of a stream), or the piece has a wrong offset or
+            length.
+    """
     size = response.total_bytes
     if size > max_bytes:
         raise TooLarge(f"{what}: {size} bytes exceed {max_bytes}")

@@ -39,7 +39,7 @@ def to_rollout(
         logprobs: [T] at the sampling temperature, NaN at observations; None if they are not known.
         spans: first token of each version that made tokens.
         finish: finish reason of the last action.
-        bounds: (first token, one behind the last) of each action; None: all tokens are one action.
+        bounds: (first token, one past the last) of each action; None: all tokens are one action.
     """
     num_tokens = len(token_ids)
     bounds = [(0, num_tokens)] if bounds is None else bounds

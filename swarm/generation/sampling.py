@@ -30,7 +30,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list[float])  # NaN of observations
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     turns: list[int] = field(default_factory=list[int])  # first token of each action
-    action_ends: list[int] = field(default_factory=list[int])  # one behind the last token of each finished action
+    action_ends: list[int] = field(default_factory=list[int])  # one past the last token of each finished action
     conversations: list[int] = field(default_factory=lambda: [0])  # of each action, the next one included
     finish: FinishReason = FinishReason.ABORTED  # of its newest action; ABORTED until that ended
     is_over: bool = False  # its episode takes no other action
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """(First token, one behind the last) of each action; an unfinished one reaches to the newest token."""
+        """(First token, one past the last) of each action; an unfinished one reaches to the newest token."""
         return list(zip(self.turns, [*self.action_ends, len(self.tokens)], strict=False))
 
     def uniform(self) -> float:

@@ -232,7 +232,7 @@ def feedback_shifts(batch: Batch, tokenizer: Tokenizer, score: Callable[[Batch],
 
 
 def _observed(batch: Batch, row: int, turn: int) -> Tensor:
-    """bool [L]: tokens of a turn behind its last trained one."""
+    """bool [L]: tokens of a turn after its last trained one."""
     own = batch.turn_ids[row] == turn
     trained = torch.nonzero(own & batch.mask[row])
     last = int(trained[-1]) if len(trained) else -1

@@ -127,10 +127,11 @@ class Reach:
     # --- dial-back -----------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Asks a few nodes to dial us; the majority decides, and of two answers that differ the first.
+        """Asks up to NUM_WITNESSES nodes to dial this node; the majority decides, and the first answer breaks a tie.
 
-        Answers of nodes with public addresses go before all others; without any answer nothing changes. A fixed kind of
-        reach is not measured; with `exchange.reach = "dialable"` the answers only lead to a warning.
+        If any node with a public address answers, only answers of such nodes count. Without answers nothing changes.
+        A reach that the configuration fixes is not measured; `exchange.reach = "dialable"` asks all the same, and only
+        logs a warning.
         """
         self._measured_s = self._agent.clock.monotonic_s()
         fixed = self._fixed

@@ -11,7 +11,7 @@ from swarm.config.generation_config import CHAR_CODEC, CHAR_CODEC_VERSION
 from swarm.model.tokenizer import ALPHABET, CharTokenizer
 
 _PAD, _END = "<pad>", "<end>"
-# As CharTokenizer joins them: contents one behind the other, the end token after each turn of the model.
+# As CharTokenizer joins them: contents one after the other, the end token after each turn of the model.
 _TEMPLATE = (
     "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endif %}{% endfor %}"

@@ -203,7 +203,7 @@ class HfTokenizer:
 
     @cached_property
     def undeclared_end(self) -> str:
-        """Control token behind the model's answers in the chat template that is no end token; "" if there is none."""
+        """Control token after the model's answers in the chat template that is no end token; "" if there is none."""
         answer = "swarm"
         turns = [Message(role=role, content=answer) for role in ("user", "assistant", "user")]
         try:

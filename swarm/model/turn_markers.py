@@ -72,10 +72,10 @@ class TurnMarkers:
     end: str  # the end token that the template writes behind a turn; empty where it writes none
     roles: Mapping[str, str]  # the role that each is rendered as
     forms: Mapping[str, Form]
-    first: Mapping[str, str]  # from behind the end token to the content, by rendered role
+    first: Mapping[str, str]  # from after the end token to the content, by rendered role
     between: Mapping[tuple[str, str], str]  # from content to content; none for a pair that is joined
     last: Mapping[str, str]  # from the content to where the next turn begins
-    alone: str | None  # from behind the end token to the next turn, where there is no message; None: it cannot
+    alone: str | None  # from after the end token to the next turn, where there is no message; None: it cannot
 
     def pieces(self, messages: Sequence[Message]) -> Iterator[Piece]:
         """Yields the observation in order; a last message of role `assistant` begins the next turn.
@@ -158,13 +158,13 @@ def _find(probe: "_Probe", ends: Sequence[str], wanted: Collection[str]) -> Turn
 
 
 class _Probe:
-    """Probe of a template's text behind the model's last turn."""
+    """Measures the text that a template adds after the model's last turn, by rendering probe conversations."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
 
     def added(self, history: Sequence[Message], action: str, messages: Sequence[Message]) -> str:
-        """The text behind the end of `action`, as a turn after `history`. Raises ConfigError."""
+        """The text after the end of `action`, as a turn after `history`. Raises ConfigError."""
         rendered = self._render([*history, Message(role=ASSISTANT, content=action), *messages])
         before, _, added = rendered.rpartition(_ACTION_END)
         if not before:
@@ -286,7 +286,7 @@ def _added_where_possible(probe: _Probe, history: Sequence[Message], messages: S
 
 
 def _without_end(first: Mapping[str, str], ends: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """(end token behind a turn, text after it by role); raises ConfigError if the end token depends on the role."""
+    """(end token after a turn, text after it by role); raises ConfigError if the end token depends on the role."""
     found = {role: _split_end(text, ends) for role, text in first.items()}
     if len({end for end, _ in found.values()}) > 1:
         raise _dependent("the role of the message that follows, in the end of the model's turn", [*first])

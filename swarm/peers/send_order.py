@@ -1,4 +1,4 @@
-"""Order of sending: peers that give groups go before peers that only take, where sending limits this node.
+"""Order of sending: peers that give groups come before peers that only take, where sending limits this node.
 
 Invariants: no peer waits while everything goes out at once, and no peer is refused. While givers wait, all peers that
 give nothing together get one item in SHARE (`SendOrder`), and under an upload limit one byte in SHARE, in turns by

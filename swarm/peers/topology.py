@@ -73,5 +73,5 @@ class _Places:
 
 @lru_cache(maxsize=2**16)  # a node looks at the same peers again and again
 def rank(own: NodeId, peer: NodeId) -> bytes:
-    """Hash that orders peers at a node, fixed and different at each node; the lowest come first."""
+    """Sort key of `peer` at node `own`: SHA-256 of both ids, 32 bytes; fixed at a node, unrelated between nodes."""
     return hashlib.sha256((own + peer).encode()).digest()

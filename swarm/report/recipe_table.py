@@ -25,7 +25,10 @@ from swarm.trained.learning_evidence import learning_difference, learning_eviden
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeRow:
-    """Result of one recipe over its seeds: means over seeds, nodes and environments, each problem with equal weight."""
+    """Result of one recipe over its seeds, success in [0, 1].
+
+    `before`, `after` and `baseline` weight each problem of a seed's run equally, `curve` each environment.
+    """
 
     recipe: str
     seeds: tuple[int, ...]

@@ -102,6 +102,6 @@ class _Reader:
     def _read(self, token_ids: Sequence[int], logprobs: Sequence[float], top: TopTokens) -> AnswerPiece:
         before = self._stream.num_tokens
         text = self._stream.feed(token_ids)
-        size = self._stream.num_tokens - before  # none behind a stop string
+        size = self._stream.num_tokens - before  # none after a stop string
         self._num_read += len(token_ids)
         return AnswerPiece(text=text, token_ids=token_ids[:size], logprobs=logprobs[:size], top=top[:size])

@@ -16,6 +16,7 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any, Final, Literal, TextIO
 
+from swarm.activity import OnProgress, ignore_progress
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.curriculum import evaluation_tasks
 from swarm.environments.load import build_environments
@@ -130,7 +131,11 @@ class EvaluationPlan:
 
 
 async def evaluate_model(
-    model: TrainedModel, plan: EvaluationPlan, progress: Callable[[str, int, int], None], device: str = "auto"
+    model: TrainedModel,
+    plan: EvaluationPlan,
+    progress: Callable[[str, int, int], None],
+    device: str = "auto",
+    on_answers: OnProgress = ignore_progress,
 ) -> list[EnvironmentScore]:
     """Plays the problems of every environment and scores every try.
 
@@ -139,6 +144,7 @@ async def evaluate_model(
         plan: problems and tries.
         progress: called with environment, problems done, and problems in all.
         device: device of the network, as in `model.device`; auto picks one.
+        on_answers: takes the engine's signs of life, from its thread.
 
     Returns:
         A score for each environment, in the order of the plan.
@@ -148,7 +154,7 @@ async def evaluate_model(
     """
     environments = await asyncio.to_thread(build_environments, plan.environments)
     place(model.network, device)
-    engine = TransformersGenerator(model.network, model.tokenizer, _ANY_MODEL, plan.seed)
+    engine = TransformersGenerator(model.network, model.tokenizer, _ANY_MODEL, plan.seed, on_progress=on_answers)
     verifier = SandboxVerifier(plan.environments, plan.sandbox)
     step: Step = partial(_step, verifier, asyncio.get_running_loop())
     try:

@@ -217,11 +217,12 @@ class ChunkSlots:
         self._waiting = FairTable[NodeId, ChunkCall]()
 
     async def acquire(self, peer: NodeId, context: Context) -> ChunkCall:
-        """Waits for a slot, which the call keeps until it has ended.
+        """Waits for a slot; the call keeps the slot until it ends.
 
         Raises:
-            Unavailable: the peer has too many calls, or too many calls wait; also for a call that waits, if it has to
-                make room for a peer with fewer.
+            Unavailable: the peer has CHUNKS_PER_PEER calls, none of them late; CHUNKS_WAITING calls wait and no other
+                peer has two more waiting than this one; or this call, while it waits, is dropped for a peer that has
+                fewer calls waiting.
         """
         if self._num_held[peer] + len(self._waiting.of(peer)) >= CHUNKS_PER_PEER and not self._cut_one_of(peer):
             raise Unavailable(f"{CHUNKS_PER_PEER} chunks of this peer are under way; ask for fewer at a time")

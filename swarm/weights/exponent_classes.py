@@ -1,14 +1,14 @@
 """Exponent classes: weights of similar magnitude change about as often, so a patch codes them together.
 
-An optimizer step is large against the ulp of a small weight, so small weights change often and large ones rarely.
+An optimizer step is large relative to the ulp of a small weight, so small weights change often and large ones rarely.
 Coding the changed positions class by class takes a fraction of coding them over all weights. `choose_classes` cuts the
 exponents into classes, `ClassOrder` sorts the weights of a piece by class.
 
-Invariant: the order is a function of the base's bits, which both sides hold, so it costs no byte. The choice of classes
-changes the size of a patch, never its decoded weights.
+Invariant: the order depends only on the base's bits, which both sides hold, so a patch does not store it. The choice of
+classes changes the size of a patch, never its decoded weights.
 
-Small weights are few and listed. The many large ones are bitmaps of 64 weights a word, with rank and select, so an
-unchanged weight costs no more than its bits.
+The classes of small weights hold few weights and are stored as lists of positions. Each class of large weights is a
+bitmap, 64 weights per word, with rank and select, so an unchanged weight takes one bit of memory per bitmap.
 Source of rank and select by broadword arithmetic: Vigna, "Broadword implementation of rank/select queries", 2008.
 """
 

@@ -1,9 +1,9 @@
 """JSON requests of the tinker SDK: their fields, bounds and refusals.
 
-Invariant: a field that would change what is trained or sampled is honoured or refused with its name; unknown fields,
-and those for the service's own billing and search, are ignored.
+Invariant: a known field that would change training or sampling is honoured or refused by name, except `train_unembed`,
+which is accepted without effect. Unknown fields, and fields for the service's billing and search, are ignored.
 
-Source: the types of the tinker SDK 0.38 (Apache-2.0): names, defaults and addresses.
+Source: types of the tinker SDK 0.38 (Apache-2.0): field names, defaults and URL paths.
 """
 
 import itertools

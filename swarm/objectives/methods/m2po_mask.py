@@ -1,10 +1,9 @@
-"""M2PO as in AReaL: the tokens of largest mismatch are dropped until the others have a small second moment.
+"""M2PO as in AReaL: drops tokens of largest mismatch until the mean squared log-mismatch of the rest is in budget.
 
-    -M r A, r around pi_old; M drops the largest (log pi_old - log mu)^2, token mean
+    -M r A, r = pi / pi_old; M drops the largest (log pi_old - log mu)^2, token mean
 
-An unclipped surrogate around the policy at the start of the update; the mask depends on the gap between generator and
-that policy. AReaL's token count leaves dropped tokens out. Ours: the denominator counts dropped tokens, so that
-the step size does not depend on their number.
+The surrogate is unclipped; pi_old is the policy at the start of the update, mu the generator. AReaL's count of tokens
+leaves dropped ones out. Ours: the denominator counts them, so that the step size does not depend on their number.
 """
 
 import torch

@@ -33,7 +33,7 @@ class MemoryDirectory:
     ) -> None:
         """Creates an empty directory. Without `can_see`, or while not `is_parted()`, every node sees every advert.
 
-        `clock` has the true time, by which adverts are dropped long after they expired.
+        `clock` is right: an advert is deleted MAX_ADVERT_TTL_S after its end, since a reader's clock may be late.
         """
         self._clock = clock
         self.verify = verify
