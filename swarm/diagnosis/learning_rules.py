@@ -435,8 +435,8 @@ def buffer_too_small(snapshot: Snapshot) -> Diagnosed | None:
     """Finds a replay buffer that cannot hold the groups of one step."""
     if snapshot.config is None or snapshot.is_finished or not snapshot.is_trainer:
         return None
-    if snapshot.steps and snapshot.steps[-1].was_skipped:
-        return None  # the node counts own groups since a step that made a version
+    if snapshot.steps and (snapshot.steps[-1].was_skipped or _is_bounded(snapshot, snapshot.steps[-1])):
+        return None  # the node counts own groups since a step that made a version, and the guard drops older ones
     replay, num_held, num_with_signal = snapshot.config.replay, snapshot.value("replay_groups", 0), snapshot.own[1]
     is_small = replay.max_groups < replay.local_groups
     if not is_small and (num_with_signal < max(8, 2 * replay.local_groups) or num_held >= replay.local_groups):

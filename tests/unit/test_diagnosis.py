@@ -538,6 +538,13 @@ def test_effects_are_left_out_where_a_cause_is_found() -> None:
     assert [each.name for each in said(status={"last_step_at_s": 600.0})] == ["no_steps"]
 
 
+def test_groups_that_the_guard_dropped_for_their_age_are_no_sign_of_a_small_buffer() -> None:
+    guarded = replace(step(30), diagnostics={"guard_level": 2.0, "guard_max_age_steps": 1.0})
+    for newest, is_named in ((step(30), True), (guarded, False)):
+        found = diagnose(snapshot(events=[*steps(count=29), newest], status=own(40, 20)))
+        assert ("buffer_too_small" in [each.name for each in found]) is is_named
+
+
 def test_a_paused_node_is_blamed_for_its_process_and_disk_alone() -> None:
     paused = {"paused_since_s": 900.0, "last_step_at_s": 600.0}
     assert [each.name for each in diagnose(snapshot(status=paused))] == ["paused"]
