@@ -17,12 +17,10 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
-from benchmarks._scratch_pad import pad_policy, pad_weights
 from benchmarks._sharing_start import warm_weights
 from benchmarks._trained_policy import char_policy, draw_of
 from swarm.config import SAFE_RECIPE, GuardConfig, LearnerConfig, ReplayConfig
 from swarm.learn.guarded_learner import GuardedLearner
-from swarm.model.version_digest import PublishedTensors
 from swarm.objectives.methods import load_recipe
 from swarm.types import ScoredGroup, StepReport
 
@@ -62,8 +60,6 @@ class Setting:
     evaluate_every: int = 16  # updates
     num_problems: int = 40  # held out, per task
     num_warm: int = 3  # warm starts; run seed s takes number s modulo this
-    workload: Literal["strings", "pads"] = "strings"  # answers of at most 9 tokens, or of 46 to 130
-    num_groups: int = 8  # of a batch, and twice as many for four updates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +87,7 @@ class Job:
     @property
     def num_groups(self) -> int:
         """Groups of a batch."""
-        return self.setting.num_groups * (2 if self.schedule == "four" else 1)
+        return 16 if self.schedule == "four" else 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,11 +140,7 @@ def run(job: Job) -> Outcome:
 def build_start(job: Job) -> None:
     """Builds the warm start of a run (blocking) where it is not kept yet."""
     torch.set_num_threads(1)
-    _start_of(job)
-
-
-def _start_of(job: Job) -> PublishedTensors:
-    return (pad_weights if job.setting.workload == "pads" else warm_weights)(job.warm_seed)
+    warm_weights(job.warm_seed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,9 +155,9 @@ class _Policy:
     """One lineage under the guard, which does nothing unless the method is guarded."""
 
     def __init__(self, name: str, job: Job, method: Method, seed: int, folder: Path) -> None:
-        self.policy = (pad_policy if job.setting.workload == "pads" else char_policy)(
+        self.policy = char_policy(
             hashlib.sha256(f"staleness/{name}/{seed}".encode()).hexdigest(),
-            _start_of(job),
+            warm_weights(job.warm_seed),
             load_recipe(method.recipe, method.params),
             LearnerConfig(learning_rate=job.learning_rate, updates_per_step=job.updates_per_batch),
             ReplayConfig(external="all"),
