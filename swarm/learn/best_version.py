@@ -1,7 +1,7 @@
 """Best version: the version with the best success on held-out problems so far, kept beside the checkpoints for export.
 
-Invariant: the run's own evaluations choose the version, the first of equals, and it outlives restarts. The best of many
-noisy figures is too good by chance: `swarm eval` on more problems measures the true success.
+Invariant: the run's own evaluations choose the version (the first of equals), and the choice survives restarts. The
+best of many noisy figures is too high by chance: `swarm eval` on more problems measures the true success.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Checkpoints of a learner: complete or absent, never half written, and never loaded with a changed byte.
 
-Invariant: a directory `checkpoint-NNNNNNNN` exists only after everything in it reached the disk, and until it is no
-longer needed; before and after that it has the name of a draft. What is read hashes to what was written: the state
-holds a digest of each tensor, and a checksum of the state.
+Invariant: everything in a directory `checkpoint-NNNNNNNN` has reached the disk; while a checkpoint is written or
+deleted, its directory has the name of a draft. A checkpoint that is read hashes to what was written: the state holds a
+digest of each tensor, and a checksum of itself (release 0.1.0 wrote neither).
 """
 
 import errno
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 NUM_KEPT = 2  # the newest, and the one before it in case the newest cannot be read
 SMALL_BYTES = 64_000_000  # checkpoints up to this size are written whenever they are due
-BYTES_PER_S = 2_000_000  # that larger ones may write on average: 300 TB in five years, about what a disk lasts
-LONGEST_PAUSE_S = 900.0  # so much work is made again after a kill, at most
+BYTES_PER_S = 2_000_000  # average rate of larger checkpoints: 300 TB in five years, about what a disk lasts
+LONGEST_PAUSE_S = 900.0  # at most this much work is repeated after a kill
 _TENSORS = "tensors.safetensors"
 
 
@@ -60,7 +60,7 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEP
 
     Raises:
         OSError: the disk refuses. Every checkpoint that was there can still be read, and nothing half written stays.
-        NonFiniteStep: a tensor holds NaN or infinity. Nothing is written, so that the good ones stay.
+        NonFiniteStep: a tensor holds NaN or infinity. Nothing is written, so that the good checkpoints stay.
     """
     broken = _first_not_finite(checkpoint.tensors)
     if broken:
@@ -105,7 +105,7 @@ def read_checkpoint(root: Path, step: int | None = None) -> Checkpoint:
     """The newest intact checkpoint under `root`, or the one of step `step`.
 
     Raises:
-        ConfigError: there is none; the message names the folder and the fix.
+        ConfigError: no such checkpoint is intact; the message names the folder and the fix.
     """
     reason = "none is there"
     for path in newest_first(root):

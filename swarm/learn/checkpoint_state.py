@@ -17,7 +17,7 @@ STATE = "state.json"
 # Key in the state: SHA-256 of each tensor, by name (missing in release 0.1.0). 1.26 GB/s on one core with SHA
 # instructions: for SmolLM2-135M (1.61 GB with its moments) 1.3 s when it is written, and 1.3 s when it is read.
 DIGESTS = "tensors"
-COMPUTE_DTYPE = "compute_dtype"  # key in the state: of the passes that led to it
+COMPUTE_DTYPE = "compute_dtype"  # key in the state: dtype of the passes that led to the state
 CHECKSUM = "checksum"  # key in the state: SHA-256 of all other keys
 _MAX_BYTES = 2**28  # with the memory of a learner of 4,096 sources some MB
 _NAME = re.compile(r"^checkpoint-(\d{8,})(\.replaced)?$")  # replaced: the same step was saved again
@@ -37,7 +37,7 @@ def newest_compute_dtype(root: Path, published: str) -> str:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint, without the checksum. Raises OSError, or any error of `json` or of a wrong type."""
+    """The state of a checkpoint, without the checksum. Raises OSError, ValueError, TypeError or AttributeError."""
     state: dict[str, Any] = read_json(folder / STATE, _MAX_BYTES)
     checksum = state.pop(CHECKSUM, None)
     if (checksum or DIGESTS in state) and checksum != checksum_of(state):

@@ -11,13 +11,13 @@ from swarm.types import Draw
 
 
 def closer_look(step: int, recipe: str, draw: Draw, drawn: Batch, learned: Batch, measured: Measured) -> ShownUpdate:
-    """Rollouts of the groups with most weight in a step, made here and elsewhere in turn, up to `MAX_TOKENS` tokens.
+    """Rollouts of a step, up to `MAX_TOKENS` tokens: largest weights first, own groups alternating with other nodes'.
 
     Args:
         step: step of the version that was made.
         recipe: name of the step's main recipe.
-        draw: its groups are those of both batches.
-        drawn: the batch as it was drawn.
+        draw: the groups of both batches.
+        drawn: the batch before the step, with every token that the generator chose.
         learned: the same rollouts with advantages, without the tokens that the step left out.
         measured: measurements of the rollouts by the updates.
     """

@@ -103,7 +103,7 @@ class ShardedRanks:
     # --- weights -------------------------------------------------------------------------------------
 
     def prepare(self, network: nn.Module) -> None:
-        """Shards a network in place, one decoder layer after the other, trained parameters in float32 at least.
+        """Shards a network in place, layer by layer, and holds its trained parameters in float32 at least.
 
         Raises:
             ConfigError: the network's parameters are of several dtypes.
@@ -153,7 +153,7 @@ class ShardedRanks:
     # --- work ----------------------------------------------------------------------------------------
 
     def assign(self, num_parts: int) -> Sequence[tuple[int, bool]]:
-        """Micro-batch p goes to rank p mod count; a rank left without one repeats the last without effect."""
+        """Micro-batch p goes to rank p mod count; a rank with no micro-batch left repeats the last one, uncounted."""
         mine = range(self.index, num_parts + self.index, self.count)
         return [(index, True) if index < num_parts else (num_parts - 1, False) for index in mine]
 
@@ -185,10 +185,10 @@ class ShardedRanks:
 
     @contextmanager
     def in_step(self) -> Generator[bool]:
-        """Lock of rank 0 while all ranks execute a command; yields False if the ranks are out of step.
+        """Holds rank 0's lock while all ranks execute a command; yields False if the ranks are out of step.
 
-        They are out of step once a command failed on this rank: the others wait in the middle of it, until their
-        processes end.
+        Ranks are out of step once a command failed on this rank: the other ranks wait in the middle of the command
+        until their processes end.
         """
         with self._lock:
             was_out, self._is_out_of_step = self._is_out_of_step, True

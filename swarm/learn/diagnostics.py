@@ -1,7 +1,7 @@
 """Off-policy diagnostics and the report of a step: figures over trained tokens, overall, by age and by source.
 
-Invariant: figures about ratios use only rollouts whose behaviour log-probs exist, and a source that
-has none gets no edge report rather than an invented one. Masked tokens and dropped members never count.
+Invariant: figures about ratios use only rollouts whose behaviour log-probs exist; a source without any gets no edge
+report. Masked tokens and dropped members count in figures of rollouts (reward, age, length), never in those of tokens.
 Shape letters: N rollouts, L longest response in tokens, n trained tokens.
 """
 
@@ -22,17 +22,17 @@ _BOUND = 20.0  # of a log-ratio, so that one impossible token gives a large figu
 
 
 def step_diagnostics(batch: Batch, measured: Measured) -> dict[str, float]:
-    """Figures of one step, from scores before each update.
+    """Figures of one step, computed from the scores before each update.
 
     Args:
         batch: the whole step, with advantages.
-        measured: scores by the step's updates, under the policy being optimised.
+        measured: scores of each token, under the policy just before the update that learns from the token.
 
     Returns:
         Name -> figure; a figure that could not be measured is missing. Ratios are policy over generator,
         by token: `mismatch_kl_k1` (mean of -log r), `mismatch_kl_k3` (mean of r - 1 - log r, nats per token),
         `log_ratio_mean`, `_std`, `_m2` (second moment), `_p01`, `_p99`, `ratio_mean`, `ratio_max`, `ess_share`.
-        Of these `num_tokens`, `ess_share`, `mismatch_kl_k3` and `log_ratio_m2` also by age (`_age_4`: 4 to 7).
+        `num_tokens`, `ess_share`, `mismatch_kl_k3` and `log_ratio_m2` also by age bucket (`_age_4`: 4 to 7 steps).
     """
     mask = batch.mask
     figures = {
@@ -67,7 +67,7 @@ def step_diagnostics(batch: Batch, measured: Measured) -> dict[str, float]:
 
 
 def _shares(batch: Batch, bounded: Tensor, factor: Tensor) -> dict[str, float]:
-    """Shares of trained tokens that were clipped, left out or scaled down, clipped ones also by sign."""
+    """Shares of trained tokens that were clipped, left out or scaled down; `clip_share` also by sign of advantage."""
     mask = batch.mask
     found = {
         "clip_share": float(bounded[mask].float().mean()),
@@ -218,7 +218,7 @@ def edge_reports(batch: Batch, logprobs: Tensor) -> tuple[EdgeReport, ...]:
 def ess_share(log_ratio: Tensor) -> float:
     """Effective sample size over sample size, (sum w)^2 / (n sum w^2), of tokens with weights w = exp(log_ratio).
 
-    By token, so that the figure does not shrink with the length of responses.
+    Each token has its own weight, so that the figure does not shrink with the length of responses.
 
     Args:
         log_ratio: [n], n > 0.
@@ -257,7 +257,7 @@ def _zero_variance_share(batch: Batch) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """Outcome of one optimizer update; by default a skipped one."""
+    """Outcome of one optimizer update; the defaults describe a skipped update."""
 
     loss: float = 0.0
     norm: float = 0.0  # of the gradient before clipping

@@ -63,7 +63,7 @@ class Head:
         return max(1, chunk_elements // self.weight.shape[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[c, H] -> [c, V] at temperature 1; a new tensor."""
+        """Logits [c, V] at temperature 1 of `hidden` [c, H], in a new tensor."""
         logits = functional.linear(hidden, self.weight, self.bias).to(self.dtype)
         if self.scale != 1:
             logits = logits.mul_(self.scale)
@@ -257,7 +257,7 @@ def _add_wide_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right without rounding the product to a half-precision dtype first: chunks would add that up."""
+    """total += left @ right, without rounding the product to half precision: rounding errors of chunks would add up."""
     if total.is_cuda and right.dtype in (torch.bfloat16, torch.float16) and has_wide_product(total.device, right.dtype):
         _add_wide_product(total, left.to(right.dtype), right)
     else:

@@ -121,7 +121,7 @@ def score_batch(
     ranks: Ranks | None = None,
     noise: LayerNoise | None = None,
 ) -> Measured:
-    """Scores every trained token (log-prob, entropy, probes) without gradient, under `noise` if there is some."""
+    """Scores every trained token (log-prob, entropy, probes) without gradient, under `noise` if given."""
     ranks = ranks or OneProcess()
     measured = Measured.empty(batch, network, probes or ())
     for index, counts in each_assigned(ranks, len(plan), "scoring"):
@@ -138,9 +138,9 @@ def score_batch(
 class Gradient:
     """Computes the gradient of one update and leaves it in the optimizer.
 
-    Where each coefficient follows from one micro-batch, every micro-batch takes one pass: score, coefficients, backward
-    (`PerMicroBatch`). Where coefficients reach further, all micro-batches are scored first, without gradient, and take
-    a second pass with the coefficients of the whole batch (`WholeBatch`).
+    If each coefficient depends on one micro-batch, every micro-batch takes one pass: score, coefficients, backward
+    (`PerMicroBatch`). If a coefficient depends on several, all micro-batches are scored first, without gradient, and
+    take a second pass with the coefficients of the whole batch (`WholeBatch`).
 
     Example:
         loss, measured = Gradient(network=..., recipe=..., optimizer=..., clock=...).of(batch, plan)
@@ -152,7 +152,7 @@ class Gradient:
     clock: Clock
     ranks: Ranks = field(default_factory=OneProcess)
     noise: LayerNoise | None = None  # of the recipe's ratio
-    activity: str = "learning"  # under which progress is reported
+    activity: str = "learning"  # name under which progress is reported
 
     def of(self, batch: Batch, plan: Sequence[PackedRows]) -> tuple[float, Measured]:
         """Accumulates the gradient of the whole batch in the optimizer; returns the loss and the measurements.
@@ -235,7 +235,7 @@ class CoefficientSource:
     """
 
     loss: float = 0.0
-    probes: Mapping[str, Probe] = {}  # further values that it needs of each token
+    probes: Mapping[str, Probe] = {}  # further values of each token that the coefficients need
 
     def segments(self, packed: PackedRows) -> Sequence[int]:
         """Ends of the runs of tokens that must be scored together before any of them gets its gradient."""
@@ -260,7 +260,7 @@ class WholeBatch(CoefficientSource):
 
 
 class PerMicroBatch(CoefficientSource):
-    """Coefficients of a few rollouts or groups at a time, computed as soon as these are scored."""
+    """Coefficients of one run of tokens (some rollouts or groups) at a time, computed once the run is scored."""
 
     def __init__(self, recipe: Recipe, batch: Batch, measured: Measured, num_ranks: int = 1) -> None:
         self.recipe, self.batch, self.measured = recipe, batch, measured
@@ -297,7 +297,7 @@ class PerMicroBatch(CoefficientSource):
         return whole.logprobs[tokens], None if whole.entropy is None else whole.entropy[tokens]
 
     def _complete(self, rollouts: Tensor, members: Sequence[int]) -> list[int]:
-        """Rollouts to compute coefficients of; with a wider scope, group members without trained tokens included."""
+        """Rollouts that get coefficients: for scopes GROUP and STEP, members without a trained token are included."""
         if self.scope is Scope.STEP:
             return list(members)
         if self.scope is Scope.GROUP:
@@ -310,10 +310,10 @@ class PerMicroBatch(CoefficientSource):
 
 
 def parts_of(batch: Batch, plan: Sequence[PackedRows], scope: Scope) -> list[tuple[int, ...]] | None:
-    """Rollouts of each micro-batch, if all coefficients can be computed from one micro-batch each.
+    """Rollouts of each micro-batch, if every coefficient depends on a single micro-batch.
 
     Returns:
-        One entry per micro-batch; None if coefficients reach beyond one, so that the batch must be scored first.
+        One entry per micro-batch; None if a coefficient depends on several: the whole batch must be scored first.
     """
     if len(plan) == 1:
         return [tuple(range(batch.num_rollouts))]

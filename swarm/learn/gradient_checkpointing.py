@@ -19,11 +19,11 @@ def checkpoint_layers(network: nn.Module) -> None:
     """Makes each decoder layer keep only its input for the backward pass.
 
     Hugging Face's layers checkpoint only in training mode, in which they ignore a cache. So each layer, but no module
-    inside it, is in training mode while gradients are on: the network still generates with a cache, and nothing
-    random is computed twice.
+    inside it, is in training mode while gradients are on: the network still generates with a cache, and dropout stays
+    off.
 
     Raises:
-        ConfigError: the architecture has no layers that can do this.
+        ConfigError: the architecture has no layer that supports checkpointing.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -50,8 +50,8 @@ class GuardedLearner:
             safe: recipe of level SAFE.
             config: switches the guard on or off.
             max_age_steps: the configured lag bound.
-            generates: True if this node makes groups itself. If False, the oldest established follower is used also
-                after a fall of accuracy, and some sources although all are set aside.
+            generates: True if this node makes groups itself. If False, the oldest established follower is used even
+                after a fall of accuracy, and the least deviating sources even while all are set aside.
             limits: thresholds.
         """
         self._learner = learner
@@ -88,8 +88,8 @@ class GuardedLearner:
         """One step as `PolicyLearner.step`, with the recipe of the present level, then the guard's decision.
 
         Leaves out groups of sources set aside, groups above the lag bound and, after a fall of accuracy, groups of
-        others, the newest sources first. A draw of such groups alone is only measured; `generates` names the
-        exceptions.
+        other nodes, the newest sources first. A draw of such groups alone is only measured; for the exceptions see
+        `generates` in `__init__`.
         """
         counted = (drawn.scored.group.producer for drawn in draw.groups if self._may_outlive_a_fall(drawn))
         self._effect = self._effect.after_draw(draw.step, counted)
@@ -135,7 +135,7 @@ class GuardedLearner:
         self._learner.dry_run(draw, self._safe if self._state.level is GuardLevel.SAFE else None)
 
     def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
-        """Records evaluations of the newest version; a fall of held-out accuracy sets sources aside."""
+        """Records evaluations of the newest version, if the guard is on; a fall of accuracy sets sources aside."""
         if self._config.enabled:
             self._effect = self._effect.after(evaluations, self._generates)
             self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
@@ -164,9 +164,9 @@ class GuardedLearner:
         return self._may_outlive_a_fall(drawn) and drawn.scored.group.producer in self._trusted
 
     def _may_outlive_a_fall(self, drawn: DrawnGroup) -> bool:
-        """True for a group of another node whose source is set aside by its turn, not at once: no newcomer's.
+        """True for a group of another node whose source a fall sets aside in its turn: an established source.
 
-        Where nothing is made here, nothing else shows what a lineage of others is worth: it goes at once, too.
+        Newcomers are set aside at once, and so are other lineages if this node makes no groups to compare them with.
         """
         is_ours = drawn.scored.is_own_policy(self._learner.version.policy_id)
         return not drawn.scored.is_made_here and drawn.is_established and (is_ours or self._generates)

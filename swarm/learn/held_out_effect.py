@@ -1,4 +1,4 @@
-"""Effect of a run's steps on held-out accuracy; a fall sets sources aside, the newest first, whoever is established.
+"""Effect of a run's steps on held-out accuracy; a fall sets sources aside, newest first, even established sources.
 
 Invariant: pure functions of plain numbers that are kept with the checkpoint. No claim of another node enters: held-out
 problems are never trained on, answered greedily by our own policy and scored here; a source is as old as its first
@@ -6,9 +6,9 @@ group in a draw of this node.
 
 The numbers of the policy stand in `swarm.trust_policy`. A fall sets aside, at once, all groups that count as newcomers'
 (those without log-probs among them) and the sources that came since accuracy was best; the newest half of all sources
-if none came since. Each further low evaluation halves those in use again: a learner that generates comes down to its
-own groups, another one to its oldest source. Once accuracy is back, each halving is taken back after `patience` calm
-evaluations, the oldest sources first; patience doubles with each fall.
+if none came since. Each further low evaluation halves the sources in use again: a learner that generates is left with
+its own groups, any other learner with its oldest source. Once accuracy is back, each halving is taken back after
+`patience` calm evaluations, the oldest sources first; each fall doubles `patience`, up to CALM_EVALUATIONS.
 """
 
 import logging
@@ -58,13 +58,13 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """Held-out accuracy of one environment."""
+    """Course of held-out accuracy in one environment, or in all together."""
 
     best: Accuracy = Accuracy()
     best_draw: int = 0  # newest draw when it was measured
     recent: tuple[Accuracy, ...] = ()  # at most POOLED
-    num_held: int = 0  # evaluations since it fell; 0: it has not
-    is_low: bool = False  # the newest was below FALL_SIGMAS
+    num_held: int = 0  # evaluations since accuracy fell; 0: it has not fallen
+    is_low: bool = False  # the newest evaluation was FALL_SIGMAS or more below the best
 
     def after(self, now: Accuracy, draw: int = 0) -> "Course":
         """The course after one more evaluation; `draw`: number of the newest draw."""
@@ -92,7 +92,7 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutEffect:
-    """Courses of held-out accuracy, and the sources set aside since it fell; part of the checkpoint."""
+    """Courses of held-out accuracy, and the sources set aside since accuracy fell; part of the checkpoint."""
 
     courses: Mapping[str, Course]  # by environment, and of all together
     num_cuts: int = 0  # halvings of the sources in use; 0: all are used
@@ -106,11 +106,11 @@ class HeldOutEffect:
 
     @property
     def has_fallen(self) -> bool:
-        """True from a fall in any environment until accuracy is back, or LOW_EVALUATIONS or idle draws passed."""
+        """True from a fall until accuracy is back, LOW_EVALUATIONS passed, or idle draws took back the last cut."""
         return any(course.num_held for course in self.courses.values())
 
     def in_use(self, makes_own: bool) -> frozenset[NodeId]:
-        """Sources whose groups are used. `makes_own`: the learner's node generates itself."""
+        """Sources whose groups are used. `makes_own`: True if the learner's node generates groups, too."""
         if not self.num_cuts:
             return frozenset(self.seen)
         present = [source for source, (_, newest) in self.seen.items() if newest > self.newest_draw - PRESENT_DRAWS]
@@ -162,7 +162,7 @@ class HeldOutEffect:
         return after
 
     def after_draw(self, draw: int, sources: Iterable[NodeId]) -> "HeldOutEffect":
-        """The effect once a draw is here. `sources`: producers of its groups of others that count as established."""
+        """The effect once a draw is here. `sources`: other nodes with a group in it that counts as established."""
         seen = dict(self.seen)
         for source in sources:
             seen[source] = (seen[source][0] if source in seen else draw, draw)
@@ -174,7 +174,7 @@ class HeldOutEffect:
     def after_step(self, *, is_idle: bool) -> "HeldOutEffect":
         """The effect after a draw was used; `is_idle` if every group was left out because accuracy fell.
 
-        LOW_EVALUATIONS idle draws in a row take back a cut, and with the last one the courses that fell begin anew: an
+        LOW_EVALUATIONS idle draws in a row take back a cut; with the last cut, the courses that fell begin anew. An
         idle draw makes no version, so another evaluation would give the same accuracy.
         """
         if not self.num_cuts:

@@ -1,7 +1,7 @@
 """Learnable Gaussian noise at the input of every layer, for methods with a perturbed policy in the ratio's numerator.
 
 Invariant: the noise is a function of (update, micro-batch, layer), so a batch that is scored twice is scored by the
-same policy, and checkpoint and draws still reproduce the learner. Outside `perturb` the network is as it was.
+same policy, and checkpoint and draws still reproduce the learner. Outside `perturb` the network is not perturbed.
 """
 
 import math
@@ -27,7 +27,7 @@ class LayerNoise:
     """
 
     def __init__(self, network: nn.Module, settings: Noise, ranks: Ranks) -> None:
-        """`network` is prepared by the ranks. Raises ConfigError if its layers cannot be found."""
+        """`ranks` have prepared `network`. Raises ConfigError if its layers cannot be found."""
         self._layers, self._ranks = layers_of(network), ranks
         logs = torch.full((len(self._layers),), math.log(settings.std), device=ranks.device)
         self.log_std = nn.Parameter(logs)  # float32 [layers], natural log
@@ -36,7 +36,7 @@ class LayerNoise:
 
     @property
     def num_updates(self) -> int:
-        """Number of updates of the deviations so far."""
+        """Number of Adam steps on the deviations so far."""
         return int(self._adam.state[self.log_std].get("step", 0))
 
     @contextmanager
@@ -53,7 +53,7 @@ class LayerNoise:
                 handle.remove()
 
     def step(self) -> None:
-        """One Adam step of the deviations, from the gradients of all ranks."""
+        """Makes one Adam step on the deviations, from the summed gradients of all ranks."""
         if self.log_std.grad is not None:
             summed = [self._ranks.all_sum(value) for value in self.log_std.grad.tolist()]
             self.log_std.grad = torch.tensor(summed, dtype=torch.float32, device=self.log_std.device)
@@ -61,11 +61,11 @@ class LayerNoise:
         self.discard()
 
     def discard(self) -> None:
-        """Forgets the gradient."""
+        """Drops the gradient of the deviations without a step."""
         self.log_std.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Deviations and their moments, for a checkpoint."""
+        """Logarithms of the deviations and their Adam moments, for a checkpoint."""
         moments = {f"noise.{name}": cast(Tensor, value) for name, value in self._adam.state[self.log_std].items()}
         return {"noise.log_std": self.log_std.detach(), **moments}
 

@@ -60,7 +60,7 @@ class RankCommand:
 
 
 class LeadingLearner(PolicyLearner):
-    """The learner of rank 0: runs `step`, `dry_run` and `save` on all ranks, the others being in `obey_leader`.
+    """The learner of rank 0: runs `step`, `dry_run` and `save` on all ranks, while the others run `obey_leader`.
 
     Example:
         learner = LeadingLearner(..., ranks=ShardedRanks.start()).resume()
@@ -69,7 +69,7 @@ class LeadingLearner(PolicyLearner):
     def step(
         self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False, ratio_band: float = math.inf
     ) -> StepReport:
-        """`PolicyLearner.step` on all ranks; `recipe` is None, or the safe one that the others have too."""
+        """`PolicyLearner.step` on all ranks; `recipe` is None or the safe recipe, which the other ranks have, too."""
         command = RankCommand(
             kind="step", draw=draw, is_safe=recipe is not None, is_frozen=is_frozen, ratio_band=ratio_band
         )
@@ -85,16 +85,16 @@ class LeadingLearner(PolicyLearner):
             super().dry_run(draw, recipe)
 
     def save(self) -> None:
-        """`PolicyLearner.save` on all ranks: gathered from all, written by rank 0. Raises OSError, NonFiniteStep."""
+        """Gathers the checkpoint from all ranks and writes it on rank 0. Raises OSError, NonFiniteStep."""
         with self._sharded.in_step():
             self._sharded.send_command(RankCommand(kind="save").to_bytes())
             checkpoint = self._gather()
-        self._write(checkpoint)  # after it: where the disk refuses, the ranks are not out of step
+        self._write(checkpoint)  # outside `in_step`: an error of the disk leaves the ranks in step
 
     def stop(self) -> None:
         """Ends `obey_leader` on the other ranks, after a step in progress (blocking).
 
-        Does nothing if a step or save failed here: the other ranks wait in the middle of it, and end with this process.
+        Does nothing if a command failed here: the other ranks wait in the middle of it, and end with this process.
         """
         with self._sharded.in_step() as is_in_step:
             if is_in_step:

@@ -94,8 +94,8 @@ class PolicyLearner:
 
         Args:
             dir: folder of the checkpoints.
-            ranks: the processes that share the step, and their device; None: this process alone, on the network's.
-            task_of: rebuilds the task of a group of another tokenizer, for its prompt.
+            ranks: the processes that share the step, and their device; None: this process, on the network's device.
+            task_of: rebuilds the task of a group made with another tokenizer, to encode the prompt anew.
             answer_of: returns the right answer to a task, for recipes that score the answer's likelihood.
             show: receives a token-by-token view of a step; called at most once in `shown_updates.EVERY_S` seconds.
             num_kept: number of newest checkpoints that `save` keeps.
@@ -198,7 +198,7 @@ class PolicyLearner:
     def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:
         """The newest version and its published tensors (none on ranks above 0), as arguments of `Generator.load`.
 
-        Safe while `step` runs in another thread; the tensors never change afterwards (and must not be changed).
+        Safe while `step` runs in another thread: later steps do not change these tensors, and no caller may.
         """
         return self._published
 
@@ -239,7 +239,7 @@ class PolicyLearner:
     def step(
         self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False, ratio_band: float = math.inf
     ) -> StepReport:
-        """Learns from one draw in at most `updates_per_step` optimizer updates, or as many for each turn (blocking).
+        """Learns from one draw (blocking) in at most `updates_per_step` optimizer updates, or as many per turn range.
 
         An update that is not finite, or has no trained token, is skipped. If every update is skipped, no version is
         made and the report has `was_skipped`.
@@ -252,7 +252,7 @@ class PolicyLearner:
             ratio_band: tokens whose known ratio to the generator is outside [1/band, band] are left out.
 
         Raises:
-            ConfigError: the draw is empty, or the recipe may not learn from one of its groups.
+            ConfigError: the draw is empty, or no recipe accepts one of the draw's groups.
         """
         recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
         batch = drawn = replace(self._batch(draw), ratio_band=ratio_band)
@@ -309,7 +309,7 @@ class PolicyLearner:
         return loss
 
     def begin_anew(self) -> None:
-        """Makes the present weights version 0, with an optimizer that has made no update. Only before step 1."""
+        """Makes the present weights version 0, with an optimizer that has made no update; valid only before step 1."""
         assert self.version.step == 0
         self._optimizer = self._ranks.optimizer(self._network, BETAS, self._config.weight_decay)
         self._published = self._publish(self.version.policy_id, 0)
@@ -349,7 +349,7 @@ class PolicyLearner:
         return replace(part.batch, memory=self._memory if part.name == MAIN else self._memory.get(part.name, {}))
 
     def _observe(self, part: RecipeSlice, measured: Measured, of: Literal["draw", "update"]) -> None:
-        """Updates the memory of the recipe's parts, except from newcomers or without a token that is learned from."""
+        """Updates the memory of the recipe's parts, unless the slice is newcomers' or has no token to learn from."""
         if part.is_newcomers or not bool(within_bounds(part.recipe, part.batch, measured.logprobs).mask.any()):
             return
         seen = scored(part.recipe, part.batch, measured.logprobs, measured.entropy, measured.probes)

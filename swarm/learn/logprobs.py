@@ -1,4 +1,4 @@
-"""Scores the trained tokens of packed rows: runs the network's body, then the output layer where it predicts them.
+"""Scores the trained tokens of packed rows: runs the network's body, then the output layer on the hidden states needed.
 
 Invariant: the output layer is applied only where a trained token is predicted, a chunk at a time.
 Shape letters: B rows, S tokens of a row, n trained tokens, H hidden size.

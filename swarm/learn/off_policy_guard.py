@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PATIENCE: Final = 16
 MAX_HELD: Final = 256  # sources that are remembered
-MAX_DEVIATION: Final = 1e6  # of figures that are not finite, too
+MAX_DEVIATION: Final = 1e6  # also stands for figures that are not finite
 
 
 class GuardLevel(IntEnum):
@@ -48,7 +48,7 @@ class GuardLevel(IntEnum):
 class Quarantine:
     """Quarantine of a source whose figures exceeded a threshold."""
 
-    until: int  # step of the guard from which on it is used again
+    until: int  # first step of the guard in which the source is used again
     patience: int  # factor on hold_steps the next time
     deviation: float = MAX_DEVIATION  # newest, as a multiple of the threshold
     is_newcomer: bool = False
@@ -73,7 +73,7 @@ class GuardState:
         return source in self.held and self.step < self.held[source].until
 
     def spared(self) -> frozenset[str]:
-        """The less deviating half of the established sources set aside, else of newcomers; none at MAX_DEVIATION."""
+        """The less deviating half of established sources set aside, or else of newcomers; none at MAX_DEVIATION."""
         held = {source: hold for source, hold in self.held.items() if self.is_held(source)}
         ranked = sorted(held, key=lambda source: held[source].deviation)
         ranked = [source for source in ranked if not held[source].is_newcomer] or ranked
@@ -119,7 +119,7 @@ def decide(
         limits: thresholds.
         max_age_steps: the configured lag bound.
         likelihoods: `likelihood_by_source` of this step.
-        was_idle: no group of the draw was usable, at least one only because its source is set aside.
+        was_idle: True if no group of the draw was usable, and at least one only because its source is set aside.
     """
     informative = [each for each in stats if each.num_tokens >= limits.min_tokens]
     trusted = [each for each in informative if not each.is_newcomer] or informative
@@ -188,9 +188,9 @@ def _level(state: GuardState, own: OffPolicyStats | None, limits: GuardLimits) -
 def _lag_bound(
     state: GuardState, informative: Sequence[OffPolicyStats], limits: GuardLimits, max_age_steps: int
 ) -> tuple[int, str]:
-    """(lag bound, reason); the bound falls if our own groups of an age, or those of most of several sources, look bad.
+    """(lag bound, reason); the bound falls if our own groups of an age look bad, or those of most of several sources.
 
-    If nothing is made here, a majority of the followers stands for our own groups. The reason is "" without a fall.
+    If nothing is made here, a majority of the followers stands for our own groups. The reason is "" if the bound stays.
     """
     bound = min(state.max_age_steps, max_age_steps)
     makes_own = _makes_own(informative)
@@ -255,11 +255,11 @@ def _quarantine(
     unlikely: Sequence[tuple[str, _Bad]],
     limits: GuardLimits,
 ) -> dict[str, Quarantine]:
-    """Sources set aside next; a source that behaves for as long as its next hold would last is forgotten.
+    """Quarantines after this step; a source that then behaves for as long as its next hold would last is forgotten.
 
     If nothing is made here and most followers look bad, their off-policy figures set none of them aside: the policy
     moved away from all of them, which level and lag bound answer, and nothing else would be left to learn from. A
-    source that looks bad while it is set aside stays so, at unchanged patience: it was drawn for lack of others.
+    source that looks bad while set aside stays set aside, at unchanged patience: it was used for lack of others.
     """
     step = state.step + 1
     held = {

@@ -19,13 +19,13 @@ from swarm.model.published_dtype import published_dtype
 class MasterAdamW:
     """AdamW over the trainable parameters of a network.
 
-    A parameter that is published in float32 shares its storage with its master, so it costs no second copy.
+    A parameter that is published in float32 shares its storage with its master: there is no second copy.
     """
 
     def __init__(self, network: nn.Module, betas: tuple[float, float], weight_decay: float) -> None:
         self._params = {name: param for name, param in network.named_parameters() if param.requires_grad}
         self._published = {name: published_dtype(network, name, param) for name, param in self._params.items()}
-        # by name; `grad` is what was accumulated since the last step
+        # by name; `grad` is the gradient accumulated since the last step
         self._masters = {
             name: nn.Parameter(_wide(param.detach(), copy=self._published[name] != param.dtype))
             for name, param in self._params.items()
@@ -62,23 +62,23 @@ class MasterAdamW:
 
     @property
     def has_gradient(self) -> bool:
-        """True where anything was accumulated since the last step."""
+        """True if a gradient was accumulated since the last step."""
         return any(master.grad is not None for master in self._masters.values())
 
     def configure(self, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-        """Sets the constants of the steps from now on."""
+        """Sets the constants of all later steps."""
         for group in self._adamw.param_groups:
             group.update(betas=betas, eps=eps, weight_decay=weight_decay)
 
     def step(self, learning_rate: float, max_grad_norm: float) -> float:
-        """Clips by global norm, updates masters and network; returns the norm before clipping.
+        """Clips the gradient by its global norm and updates masters and network; returns the norm before clipping.
 
         Args:
             learning_rate: the rate of this step.
             max_grad_norm: largest global norm; infinite: nothing is clipped.
 
         Raises:
-            NonFiniteStep: the norm is not finite; nothing changed, the gradients are forgotten.
+            NonFiniteStep: the norm is not finite; weights and moments are unchanged, the gradients are dropped.
         """
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         norm = self._norm(gradients)
@@ -95,7 +95,7 @@ class MasterAdamW:
         return float(norm)
 
     def state(self) -> dict[str, Tensor]:
-        """Masters, moments and update counts by name: what a checkpoint holds."""
+        """Masters, moments and update counts by name, for a checkpoint."""
         tensors: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             tensors[f"master.{name}"] = master.detach()

@@ -17,12 +17,12 @@ from swarm.objectives.batch import Batch
 
 MIN_FILL = 0.9  # shortest over longest row of a micro-batch: bounds the padding share by 10 %
 PADDING = -1  # segment id of padding
-LEAST_ALIKE = 16  # tokens that prompts begin with alike (a template, an instruction), for one copy to be worth it
+LEAST_ALIKE = 16  # shared first tokens of prompts (a template, an instruction) from which on one copy is worth it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRows:
-    """One micro-batch. A row is a prompt with one or more responses, or several prompts that begin alike with theirs.
+    """One micro-batch. A row is a prompt with its responses, or several prompts that begin alike with their responses.
 
     The last token of a response is never an input: nothing after it is predicted.
     Example: prompt `a b`, responses `c d` and `e f g` give the row `a b c e f`, positions `0 1 2 2 3`,
@@ -32,7 +32,7 @@ class PackedRows:
 
     token_ids: Tensor  # int64 [B, S]
     position_ids: Tensor  # int64 [B, S]
-    segment_ids: Tensor  # int64 [B, S]: 0 what the row begins with, k > 0 a rest of a prompt or a response, PADDING
+    segment_ids: Tensor  # int64 [B, S]: 0 the row's beginning, k > 0 the rest of a prompt or a response, PADDING
     prompt_ids: Tensor  # int64 [B, S]: segment with the rest of a token's prompt; 0: it has none
     rows: Tensor  # int64 [n], row of the hidden state that predicts a trained token
     columns: Tensor  # int64 [n], its column
@@ -127,7 +127,7 @@ def pack(
 ) -> list[PackedRows]:
     """Packs every trained token once into micro-batches within the budget, each of rows of similar length.
 
-    A group takes several rows if one row would exceed the budget or is not worth it (`break_even`); a row of a single
+    A group takes several rows if a single row would exceed the budget or cost more (`break_even`); a row of a single
     response that exceeds the budget is a micro-batch by itself.
 
     Args:
@@ -137,7 +137,7 @@ def pack(
             a row only if a second copy of the prompt would cost more than masked attention to the other responses:
             -inf gives one row per response.
         num_ranks: processes that share the work: no micro-batch has more rows than one rank's share.
-        most_alike: most tokens of a row that joins prompts that begin alike; 0, or several ranks: none are joined.
+        most_alike: most tokens of a row that joins prompts that begin alike; with 0 or several ranks, none are joined.
     """
     made = _rows(batch, token_budget, break_even)
     if num_ranks == 1:  # several processes need rows to share
@@ -185,7 +185,7 @@ def _rows(batch: Batch, token_budget: int, break_even: float) -> list[_Row]:
 
 
 def _joined(rows: list[_Row], longest: int, break_even: float) -> list[_Row]:
-    """Joins rows whose prompts begin alike behind one copy of the beginning, if that outweighs the longer row."""
+    """Joins rows whose prompts begin alike after one copy of the beginning, if that saves more than attention costs."""
     alike: dict[tuple[int, ...], list[_Row]] = {}
     joined: list[_Row] = []
     for row in rows:

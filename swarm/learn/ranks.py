@@ -1,6 +1,6 @@
 """Ranks of a data-parallel step: the protocol, and the usual case of one process (`OneProcess`).
 
-`swarm.learn.data_parallel` has several; it is a file of its own because it imports torch.distributed.
+`swarm.learn.data_parallel` implements the protocol for several processes, since it imports torch.distributed.
 
 Invariant: every rank calls every method in the same order, and common results are equal on all of them, so that all
 decide alike.
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class Ranks(Protocol):
-    """Division of a step among processes, alike on all of them; see `OneProcess` for the trivial case."""
+    """Division of a step among processes, the same on all of them; `OneProcess` is the trivial case."""
 
     on_progress: OnProgress  # called after each micro-batch
 
@@ -39,7 +39,7 @@ class Ranks(Protocol):
         ...
 
     def prepare(self, network: nn.Module) -> None:
-        """Moves or shards a network that every rank has loaded alike; from then on it runs inside `run` only."""
+        """Moves or shards a network that every rank loaded alike; from then on the network runs only inside `run`."""
         ...
 
     def optimizer(self, network: nn.Module, betas: tuple[float, float], weight_decay: float) -> MasterAdamW:
@@ -51,14 +51,14 @@ class Ranks(Protocol):
         ...
 
     def assign(self, num_parts: int) -> Sequence[tuple[int, bool]]:
-        """(index, result counts) of each micro-batch, of `num_parts` in all, that this rank computes.
+        """(index, True if the result counts) of each micro-batch that this rank computes, of `num_parts` in all.
 
-        If they do not divide evenly, a rank repeats one whose result does not count: all make equally many passes.
+        If `num_parts` does not divide evenly, some ranks repeat the last one, uncounted: all make equally many passes.
         """
         ...
 
     def gather_rows(self, values: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-        """`values` [N, L] with the rows `parts[i]` from the rank that micro-batch i counts on, else from rank 0."""
+        """`values` [N, L]: rows `parts[i]` from the rank whose micro-batch i counts, all other rows from rank 0."""
         ...
 
     def all_sum(self, value: float) -> float:

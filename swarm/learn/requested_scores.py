@@ -36,7 +36,7 @@ class ReferencePolicy:
     """Reference policy: the frozen initial weights, for KL terms and reference ratios.
 
     A network with low-rank adapters is its own reference with the adapters off. Any other network is copied, which
-    costs its size in memory once more.
+    takes as much memory as the network itself.
     """
 
     def __init__(self, network: nn.Module, ranks: Ranks) -> None:
@@ -84,7 +84,7 @@ def _adapters_off(network: nn.Module) -> Generator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestedScores:
-    """Adds to a step's batch the scores that its recipes need beside the generator's log-probs.
+    """Adds to a step's batch the scores that its recipes need in addition to the generator's log-probs.
 
     Example:
         batch = scores.add(recipes, batch, measured)
@@ -151,7 +151,7 @@ class RequestedScores:
 def answer_probs(
     batch: Batch, tokenizer: Tokenizer, answers: Sequence[str], score: Callable[[Batch], Tensor]
 ) -> Tensor:
-    """exp of the mean log-prob of the right answer at the start of each turn: float32 [N, K], 0 without a turn.
+    """exp of the mean log-prob of the right answer at the start of each turn: float32 [N, K], 0 after the last turn.
 
     Args:
         batch: the whole step.
@@ -174,11 +174,11 @@ def answer_probs(
 def _begins(turn_ids: Sequence[int], num_turns: int) -> list[int]:
     """[K] index of the first token of each turn.
 
-    A turn without tokens begins where the next one does; a turn that was cut off begins where the last one did. So no
-    turn is credited with an answer that it did not see.
+    A turn without tokens begins where the next turn with tokens does; if there is none, where the turn before it does.
+    So no turn is credited with an answer that came after the turn.
 
     Args:
-        turn_ids: [L] of a row, in order; 0 behind its end.
+        turn_ids: [L] of a row, in order; 0 after the end of the row.
         num_turns: K, turns of the episode.
     """
     starts = [0]
@@ -188,7 +188,7 @@ def _begins(turn_ids: Sequence[int], num_turns: int) -> list[int]:
 
 
 def asked_batch(batch: Batch, places: Sequence[tuple[int, int]], answers: Sequence[Sequence[int]]) -> Batch:
-    """A row for each (rollout, token): the tokens before it, then the group's answer, the only part to be scored."""
+    """A row for each (rollout, token): the tokens before that token, then the group's answer, which alone is scored."""
     device, groups = batch.mask.device, batch.group_index.tolist()
     shape = (len(places), max(start + len(answers[groups[row]]) for row, start in places))
     token_ids = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -210,10 +210,10 @@ def asked_batch(batch: Batch, places: Sequence[tuple[int, int]], answers: Sequen
 
 
 def feedback_shifts(batch: Batch, tokenizer: Tokenizer, score: Callable[[Batch], Tensor]) -> Tensor:
-    """Mean log-prob of the next turn's tokens minus that without this turn's observation: float32 [N, K].
+    """Mean log-prob of the next turn's tokens minus their mean without this turn's observation: float32 [N, K].
 
-    "Without" means that `NOTHING` replaces the observation's tokens. A turn without an observation or a next turn with
-    trained tokens has 0. Arguments as in `answer_probs`.
+    "Without" means that `NOTHING` replaces the observation's tokens. The shift is 0 for a turn without an observation,
+    and for one without a next turn that has trained tokens. Arguments as in `answer_probs`.
     """
     most = 1 if batch.turn_rewards is None else batch.turn_rewards.shape[1]
     found = torch.zeros((batch.num_rollouts, most), dtype=torch.float32, device=batch.mask.device)

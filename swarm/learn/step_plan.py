@@ -31,12 +31,12 @@ def split_step(batch: Batch, slices: Sequence[RecipeSlice], recipes: RecipeSet, 
     Args:
         batch: the whole draw.
         slices: the whole draw's slices, by recipe.
-        recipes: the main one decides if turns have their own updates.
+        recipes: the main recipe decides if ranges of turns have their own updates.
         updates_per_step: most parts that the groups are split into.
 
     Returns:
         The plan. A fallback recipe without TURN_UPDATES learns turn by turn as well, but sees no later turns: its loss
-        terms beside the advantages would count their tokens in several updates.
+        terms other than the advantages' would count tokens of later turns in several updates.
     """
     by_turn = updates_by_turn(recipes)
     if updates_per_step == 1 and not by_turn:
@@ -85,8 +85,8 @@ def minibatches(batch: Batch, count: int) -> list[tuple[Tensor, Batch]]:
 def turn_ranges(batch: Batch) -> list[tuple[int, int]]:
     """(first, last) turn of each update, the deepest turns first.
 
-    All turns from the deepest one of our own episodes on share an update, so that deeper episodes of others add none.
-    Without own episodes this turn is the median of the sources' deepest turns, over established sources, else over all.
+    Turns from the deepest turn of our own episodes onwards share an update: deeper episodes of other nodes add none.
+    Without own episodes, the median of the deepest turns of established sources, else of all sources, replaces it.
     """
     turns: list[int] = batch.turn_ids[batch.mask].unique().tolist()
     depth = torch.where(batch.mask, batch.turn_ids, 0).amax(dim=1)
@@ -106,7 +106,7 @@ def turn_ranges(batch: Batch) -> list[tuple[int, int]]:
 
 
 def of_turns(batch: Batch, turns: tuple[int, int]) -> Batch | None:
-    """The batch for an update of `turns` (first, last), masked from the first turn on, with advantage 0 after the last.
+    """The batch for an update of `turns` (first, last): earlier turns leave the mask, later turns have advantage 0.
 
     Returns:
         The batch; None if the turns have no trained token.

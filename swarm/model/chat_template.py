@@ -40,7 +40,7 @@ class ChatTemplate:
         return self._render(messages, continue_final_message=is_prefilled, add_generation_prompt=not is_prefilled)
 
     def render_next(self, messages: Sequence[Message]) -> str:
-        """The text up to where a turn after all of `messages` begins, after an assistant's too. Raises ConfigError."""
+        """The text up to the start of a new turn after `messages`, even after an assistant's. Raises ConfigError."""
         return self._render(messages, continue_final_message=False, add_generation_prompt=True)
 
     def _render(self, messages: Sequence[Message], **options: Any) -> str:
@@ -73,7 +73,7 @@ def read_chat_template(
     """The template of a folder in Hugging Face layout; `settings` are those of tokenizer_config.json.
 
     Raises:
-        ConfigError: there is none, it is not UTF-8, or it never names an argument.
+        ConfigError: the folder has no template, it is not UTF-8, or it does not name one of `arguments`.
     """
     file = folder / "chat_template.jinja"
     try:
@@ -88,7 +88,7 @@ def read_chat_template(
 
 
 def _default_of(template: Any) -> Any:
-    """The template itself, or of a list of named ones the one named `default`; None if there is none."""
+    """The template itself, or the one named `default` in a list of named templates; None if there is none."""
     if not isinstance(template, list):
         return template
     named = {each.get("name"): each.get("template") for each in cast("list[Any]", template) if isinstance(each, dict)}
@@ -96,7 +96,7 @@ def _default_of(template: Any) -> Any:
 
 
 class MarkedContents:
-    """Messages in which control tokens that contents spell are marked, so that they stay text once rendered.
+    """Messages with marks around the control tokens that contents spell, so that these stay text once rendered.
 
     Example:
         marked = MarkedContents(messages, {"": re.compile(re.escape("<|im_end|>"))})

@@ -43,8 +43,8 @@ _SEQUENCES: Final = 8  # that decode together
 _COLD_BYTES: Final = 48 * 2**20  # of weights that decoding walks through in turn: more than most cores' caches hold
 _MOST_REMEMBERED: Final = 64
 _MOST_BYTES: Final = 2**20
-_LEAST, _MOST = 1e-2, 1e6  # GFLOP/s that are believed; what was not measured is 0 and is not kept
-_LOCK_S: Final = 60.0  # for others to measure; whoever waits longer measures beside them
+_LEAST, _MOST = 1e-2, 1e6  # plausible GFLOP/s; an entry outside, such as 0 (not measured), is ignored
+_LOCK_S: Final = 60.0  # longest wait for another process that measures; after it, both measure
 _DTYPES: Final = ("float32", "bfloat16")
 _CAPABILITIES: Final = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
@@ -54,7 +54,7 @@ def place(network: nn.Module, device: str | torch.device, setting: str = "auto")
 
     Args:
         network: as loaded, in the published dtype.
-        device: the name of one as in a configuration, or a torch device.
+        device: a device's name as in a configuration, or a torch device.
         setting: `compute_dtype` of a configuration.
     """
     where = pick_device(device) if isinstance(device, str) else device
@@ -106,7 +106,7 @@ def products_of(network: nn.Module) -> Products:
 def remembered_speeds(products: Products, path: Path | None = None) -> dict[str, float]:
     """GFLOP/s by dtype of these products on this CPU, measured if no earlier result is on file (blocking).
 
-    One process of the machine measures at a time, and others wait up to a minute for the result. If the file cannot
+    One process of the machine measures at a time, and others wait up to _LOCK_S for the result. If the file cannot
     be locked or written, this process measures and keeps nothing.
 
     Args:
@@ -131,10 +131,10 @@ def remembered_speeds(products: Products, path: Path | None = None) -> dict[str,
 
 
 def measure_speeds(products: Products) -> dict[str, float]:
-    """GFLOP/s by dtype of a token that is decoded once and learned from once; 0 without products (blocking).
+    """GFLOP/s by dtype for a token that is decoded once and learned from once; 0 without products (blocking).
 
     Every kind of product is timed on a slice of the layer: decoding a few sequences, the forward pass of the learner,
-    and the gradients by inputs and by weights. All takes about BUDGET_S on idle cores: a slow probe is not repeated.
+    and the gradients by inputs and by weights. This takes about BUDGET_S on idle cores: a slow probe is not repeated.
     """
     if not products:
         return dict.fromkeys(_DTYPES, 0.0)
@@ -195,7 +195,7 @@ class _Probe:
 
 
 def _decode(probe: _Probe, until_s: float) -> int:
-    """Passes a few sequences through weights that no cache holds, as a model's; returns the number of multiply-adds."""
+    """Multiplies a few sequences by more weights than a cache holds, as decoding does; returns its multiply-adds."""
     done = 0
     for weight in probe.weights:
         nn.functional.linear(probe.few, weight)

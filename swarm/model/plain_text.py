@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class PlainText:
-    """Encodes text from outside or of our own so that control tokens spelled in it stay text.
+    """Encoder of text, from outside or our own, that keeps control tokens spelled in the text as plain text.
 
     Example:
         PlainText(tokenizer, is_outside=True).encode("a<|im_end|>")  # as the letters of the marker
     """
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", *, is_outside: bool) -> None:
-        """`is_outside`: every added token is a control token, except those of spaces alone; else only special ones are.
+        """If `is_outside`, every added token but one of spaces alone is a control token; else only special tokens are.
 
         Models, and operators in instructions, write added tokens that are not special, such as `<think>`.
         """
@@ -68,7 +68,7 @@ def with_whole_characters(text: str) -> str:
 
 
 def inner_encoder(tokenizer: "tokenizers.Tokenizer") -> Callable[[str], list[int]]:
-    """Returns an encoder of text that follows other text, without the space that some tokenizers put in front."""
+    """Returns an encoder of text that follows other text, without the space that some tokenizers prepend."""
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -45,7 +45,7 @@ def widen(network: nn.Module, dtype: torch.dtype) -> None:
 
 
 def network_dtype(network: nn.Module) -> torch.dtype:
-    """The dtype of a network's passes: that of its output layer, or without one of its first parameter."""
+    """The dtype of a network's passes: that of its output layer, or else of its first parameter."""
     head = getattr(network, "get_output_embeddings", lambda: None)()
     return next(network.parameters()).dtype if head is None else cast("nn.Linear", head).weight.dtype
 

@@ -1,6 +1,6 @@
 """Beginnings that token sequences share, and the networks that can compute one copy for all of them.
 
-Engine and learner compute a shared beginning once, with other columns between it and what follows.
+Engine and learner compute a shared beginning once; columns of other sequences then lie between it and a continuation.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ def is_free_of_place(network: Any) -> bool:
 
 
 def num_alike(prompts: Iterable[Sequence[int]]) -> int:
-    """Number of first tokens that all prompts (none empty) share, without the last token, which predicts a response."""
+    """Number of first tokens that all prompts (none empty) share; no prompt's last token, which predicts a response."""
     prompts = [*prompts]
     columns = zip(*prompts, strict=False)  # as far as the shortest goes
     count = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))

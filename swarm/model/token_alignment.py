@@ -26,7 +26,7 @@ UNALIGNED = -1
 class Alignment:
     """Finest common segments of two tokenisations of one text."""
 
-    ends: Positions  # [K], byte where each ends; an end token ends one byte behind the text
+    ends: Positions  # [K], byte where each ends; an end token ends one byte past the text
     ours: Positions  # [T], segment of each of our tokens, in order, or UNALIGNED
     theirs: Positions  # [T], of each of theirs
 
@@ -51,7 +51,7 @@ def token_ends(byte_lengths: Sequence[int] | IntArray, is_ended: bool) -> Positi
 
     Args:
         byte_lengths: [T], bytes of the text that each token stands for; some may stand for none.
-        is_ended: True if a last token of no byte is an end token; it ends one byte behind the text.
+        is_ended: True if a last token of no byte is an end token; it ends one byte past the text.
     """
     lengths = np.array(byte_lengths, np.int64)
     if is_ended and lengths.size and not lengths[-1]:
@@ -85,8 +85,8 @@ def _segments(token_ends: Positions, ends: Positions) -> Positions:
 def with_byte_lengths(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
     """Our rollout with the number of text bytes of each token, for nodes with other tokenizers.
 
-    The rollout is unchanged unless it is one turn whose tokens are those that its text is encoded as: a ratio of
-    canonical tokenisations is wrong for another one, and the receiver cannot notice.
+    The rollout is unchanged unless it is a single turn with the canonical tokens of its text: the receiver compares
+    canonical tokenisations, and could not notice that the rollout has another one.
     """
     trace = rollout.trace
     if trace is None or not trace.action_mask.all():
@@ -102,10 +102,10 @@ def with_byte_lengths(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
 
 
 def cut_to_limit(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
-    """The rollout, in which each turn that exceeds `max_new_tokens` in our tokens is cut off.
+    """The rollout, with each turn that exceeds `max_new_tokens` in our tokens cut off.
 
-    The same object if all turns fit. A turn that is cut is a beginning of its text, to which the sender's log-probs do
-    not apply: they are removed, and the rollout is scored and learned like one of our own that was cut off.
+    Returns the same object if all turns fit. The sender's log-probs do not apply to a turn that was cut: they are
+    removed, and the rollout is scored and learned like one of our own that was cut off.
     """
     most, last = rollout.sampling.max_new_tokens, len(rollout.actions) - 1
     actions, finish = list(rollout.actions), rollout.finish
@@ -123,7 +123,7 @@ def cut_to_limit(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
 
 
 def _beginning(text: str, token_ids: Sequence[int], most: int, tokenizer: Tokenizer) -> str:
-    """The longest beginning of a text with at most `most` tokens that a few tries find; "" if they find none."""
+    """The longest beginning of a text with at most `most` tokens that _CUT_TRIES tries find; else ""."""
     for count in range(most, max(0, most - _CUT_TRIES), -1):
         kept = tokenizer.decode(token_ids[:count])
         # Not inside a character; and what is encoded by itself may be cut in another way at its end.
@@ -133,7 +133,7 @@ def _beginning(text: str, token_ids: Sequence[int], most: int, tokenizer: Tokeni
 
 
 def aligned_logprobs(rollout: Rollout, tokenizer: Tokenizer) -> tuple[Positions, NDArray[np.float32]] | None:
-    """The sender's log-probs on our tokens of its text.
+    """The sender's log-probs, summed over segments and placed on our tokens of the same text.
 
     Returns:
         (segment of each token of `tokenizer.encode_response(rollout.text)`, the sender's log-prob of each segment at

@@ -55,7 +55,7 @@ class CharTokenizer:
         self._ids = {char: self._first + index for index, char in enumerate(ALPHABET)}
 
     def encode_prompt(self, task: Task) -> list[int]:
-        """Ids of the last user message, and of the answer that was begun behind it (prefill), verbatim.
+        """Ids of the last user message and of a prefilled answer, if the task ends with one, verbatim.
 
         Raises:
             ConfigError: an empty question, or a character that is not in ALPHABET.
@@ -98,9 +98,9 @@ class CharTokenizer:
 
 
 def _panics_named(method: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-    """Makes a ConfigError of a panic inside of `tokenizers`, such as by a pattern of tokenizer.json without an end.
+    """Turns a panic inside `tokenizers` into a ConfigError; a runaway pattern in tokenizer.json can cause a panic.
 
-    The exception is no Exception, so nothing else would catch it.
+    `PanicException` is not a subclass of Exception, so nothing else would catch it.
     """
 
     @wraps(method)
@@ -118,7 +118,7 @@ def _panics_named(method: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
 class HfTokenizer:
     """A fast tokenizer with its chat template, read from a folder in Hugging Face layout.
 
-    Uses `tokenizers` directly: about 60 MB and 0.5 s where transformers' classes import torch.
+    Uses `tokenizers` directly, which takes about 60 MB and 0.5 s; the classes of transformers import torch.
     """
 
     @_panics_named
@@ -152,7 +152,7 @@ class HfTokenizer:
     def encode_prompt(self, task: Task) -> list[int]:
         """Ids of the chat; a last message of role `assistant` is continued, else a new turn is opened.
 
-        Control tokens that a content spells stay plain text; if no content spells one, the rendered text is encoded.
+        Control tokens spelled in a content stay plain text; if there are none, the rendered text is encoded as a whole.
         """
         outside, own = self._outside_text, self._own_text
         marked = MarkedContents(task.messages, {"": outside.controls} | dict.fromkeys(OWN_ROLES, own.controls))
@@ -203,7 +203,7 @@ class HfTokenizer:
 
     @cached_property
     def undeclared_end(self) -> str:
-        """Control token after the model's answers in the chat template that is no end token; "" if there is none."""
+        """Control token that the chat template writes after an answer and that is no end token; "" if there is none."""
         answer = "swarm"
         turns = [Message(role=role, content=answer) for role in ("user", "assistant", "user")]
         try:
@@ -215,14 +215,14 @@ class HfTokenizer:
         return (self._tokenizer.id_to_token(ids[0]) or "") if is_control and ids[0] not in self.eos_ids else ""
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        # Behind a letter, as some decoders leave out a space in the first place: a token could hide there.
+        # After a letter, since some decoders leave out a leading space: a token could hide there.
         text = str(self._tokenizer.decode([*self._letter_ids, *token_ids], skip_special_tokens=False))
         return text.removeprefix(self._letter)
 
     def _marker_ids(self, text: str, follows_end: bool) -> list[int]:
         found = self._markers_encoded.get((text, follows_end))
         if found is None:
-            # Behind its end token, since some of them take the spaces that follow.
+            # After its end token, since some end tokens take the spaces that follow.
             end = self._turn_markers.end if follows_end else ""
             found = self._tokenizer.encode(end + text, add_special_tokens=False).ids[1:] if end else self._inner(text)
             self._markers_encoded[text, follows_end] = found
@@ -323,7 +323,7 @@ def tokenizer_of(config: ModelConfig, folder: Path) -> Tokenizer:
 def try_out() -> None:
     """Encodes texts by the tokenizer that standard input names, and prints "tried"; `require_tried` runs it.
 
-    A tokenizer that cannot be read is left to the caller, who reads it, too.
+    Prints nothing for a tokenizer that cannot be read: the caller reads it next and reports the error.
 
     Raises:
         ConfigError: an answer cannot be encoded.
@@ -359,7 +359,7 @@ def check_turns(tokenizer: Tokenizer, environments: Iterable[Environment]) -> No
 
 
 def require_no_system_message(tokenizer: Tokenizer, messages: Iterable[Message]) -> None:
-    """Raises ConfigError for a system message with the tiny model, which cannot read one."""
+    """Raises ConfigError if a message is a system message and the tokenizer is the tiny model's, which ignores it."""
     if isinstance(tokenizer, CharTokenizer) and any(message.role == "system" for message in messages):
         raise ConfigError(
             "messages: the tiny model has no system message and would not read it; leave it out, or write it into the "
@@ -374,7 +374,7 @@ def _digest(parts: dict[str, Any]) -> Digest:
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a text in the place of an action, without EOS; EOS alone for a text without tokens."""
+    """Ids of a text as an action without EOS; EOS alone if the text has no tokens."""
     ids = tokenizer.encode_response(text)
     return _without_end(ids, tokenizer.eos_ids) or ids
 

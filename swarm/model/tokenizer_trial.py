@@ -1,6 +1,6 @@
-"""First use of a model's tokenizer and chat template, in a process with limits: both are programs of whoever made them.
+"""First use of a model's tokenizer and chat template, in a process with limits: both run code by the model's author.
 
-Invariant: what is tried depends on the files alone, so that equal files are tried once on a machine.
+Invariant: a trial depends on files, arguments and version of `tokenizers`: equal ones are tried once on a machine.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ def require_tried(folder: Path, arguments: Mapping[str, TemplateArgument]) -> No
     """Tries the tokenizer and template of a folder, unless equal ones were tried before (blocking, a second).
 
     Raises:
-        ConfigError: they take more than CPU_S of CPU or MEMORY_BYTES, or end the process.
+        ConfigError: the trial takes more than CPU_S of CPU time or MEMORY_BYTES, or its process ends with an error.
     """
     known = hashlib.sha256(f"1 {metadata.version('tokenizers')} {json.dumps(arguments, sort_keys=True)}".encode())
     for name in _FILES:

@@ -4,8 +4,8 @@ Invariant: the text that an observation adds to a conversation depends on the ob
 Rendering a conversation anew does not have this property (old thinking is dropped, roles are merged, tools move), so
 that its tokens would drift from those that were drawn; a template whose additions depend on the history is refused.
 
-The package `renderers` solves the same by hand for templates that it knows; it has no turns for others, does not keep
-contents plain text, and needs an API client and two more tokenizers.
+The package `renderers` has handwritten code for the templates that it knows; it cannot append turns with other
+templates, does not keep contents plain text, and needs an API client and two more tokenizers.
 """
 
 import itertools
@@ -69,13 +69,13 @@ class TurnMarkers:
     messages in a row that the template refuses become one, with a blank line between the contents.
     """
 
-    end: str  # the end token that the template writes behind a turn; empty where it writes none
-    roles: Mapping[str, str]  # the role that each is rendered as
+    end: str  # the end token that the template writes after a turn; empty if it writes none
+    roles: Mapping[str, str]  # role of a message -> role that it is rendered as
     forms: Mapping[str, Form]
     first: Mapping[str, str]  # from after the end token to the content, by rendered role
     between: Mapping[tuple[str, str], str]  # from content to content; none for a pair that is joined
     last: Mapping[str, str]  # from the content to where the next turn begins
-    alone: str | None  # from after the end token to the next turn, where there is no message; None: it cannot
+    alone: str | None  # from after the end token to the next turn, without a message; None: impossible
 
     def pieces(self, messages: Sequence[Message]) -> Iterator[Piece]:
         """Yields the observation in order; a last message of role `assistant` begins the next turn.
@@ -164,7 +164,7 @@ class _Probe:
         self._render = render
 
     def added(self, history: Sequence[Message], action: str, messages: Sequence[Message]) -> str:
-        """The text after the end of `action`, as a turn after `history`. Raises ConfigError."""
+        """The text that `messages` add after `action`, the model's turn after `history`. Raises ConfigError."""
         rendered = self._render([*history, Message(role=ASSISTANT, content=action), *messages])
         before, _, added = rendered.rpartition(_ACTION_END)
         if not before:
@@ -189,7 +189,7 @@ _USER_ONLY: Final = (Message(role=USER, content="question"),)
 
 
 def _histories(tool: str | None, is_paired: bool) -> list[tuple[str, Sequence[Message]]]:
-    """(special feature, messages) of beginnings of conversations."""
+    """(distinctive feature, messages) of each beginning of a conversation to probe."""
     say = partial(Message, role=USER)
     act = partial(Message, role=ASSISTANT)
     system = Message(role=SYSTEM, content="rules")
@@ -234,7 +234,7 @@ def _pair(probe: _Probe, pair: tuple[str, str], first: Mapping[str, str], last: 
 
 
 def _form(probe: _Probe, role: str, first: str, last: str) -> Form:
-    """The first of _FORMS that explains the template's text for all probe contents. Raises ConfigError for none."""
+    """The first of _FORMS that explains the template's text for all probe contents. Raises ConfigError if none does."""
     found = [
         (content, probe.added(_USER_ONLY, _ACTION_END, [Message(role=role, content=content)])) for content in _CONTENTS
     ]

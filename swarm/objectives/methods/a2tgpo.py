@@ -1,4 +1,4 @@
-"""Turn groups (A2TGPO): information gains compared with those of the same turn, and a clip for each turn by its gain.
+"""Turn groups (A2TGPO): a turn's information gain is compared with the group's gains at that turn, and sets its clip.
 
     n_k = z of the gain among the group's turns k; A_k = z_G(R) + .3 sum_{j>=k} n_j / sqrt(terms); widths times c_k
 

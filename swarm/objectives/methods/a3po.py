@@ -2,9 +2,9 @@
 
     log pi_prox = log mu + age/(age+1) (log pi - log mu), constant; decoupled PPO, token mean
 
-The guess lies between generator and policy, log-linear in their versions: data of age 0 has the generator
-itself as centre (no weight, an ordinary clip), old data nearly the policy (all weight, no clip). No extra
-forward pass. Ours: the clip 0.2 and the token mean of `decoupled_ppo`.
+The guess lies between generator and policy, log-linear in their versions: for data of age 0 the centre is the
+generator itself (no weight, an ordinary clip), for old data almost the policy (all weight, no clip). It takes no
+extra forward pass. Ours: the clip 0.2 and the token mean of `decoupled_ppo`.
 
 Mechanism: log linear proximal.
 """

@@ -1,4 +1,4 @@
-"""Reference lead (A-LoL): likelihood of rollouts above the reference policy's value, weighted by the ratio to it.
+"""Reference lead (A-LoL): likelihood of rollouts above the reference policy's value, weighted by their ratio to it.
 
     (1/N) sum_i of -max(R - V, 0) sg[clip(pi(y)/pi_ref(y), .1, 1.9)] sum_t log pi; V the mean of R_ref
 

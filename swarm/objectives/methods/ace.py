@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ConfidentErrors(ShapePart):
-    """Scales up negative advantages, the more so the likelier the rollout is than under the reference policy."""
+    """Scales up negative advantages, more for rollouts that became more likely relative to the reference policy."""
 
     equation = "A *= 1 + alpha log(1 + exp(c)) where A < 0, c = clamp(sum_t log pi_t/ref_t, -20, 20)"
     scope = Scope.ROLLOUT

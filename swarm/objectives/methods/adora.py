@@ -15,7 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class UsefulGroups(AdvantagePart):
-    """Z-score, scaled by `damp` in groups whose longest success is not longer than the mean uncut failure."""
+    """Z-score, scaled by `damp` in groups whose longest success is not longer than the mean failure not cut off."""
 
     equation = "A_i = z_i (1 if max |o| of R > correct exceeds mean |o| of the others below share Lmax, else damp)"
     damp: float = 0.1

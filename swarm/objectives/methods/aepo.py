@@ -1,4 +1,4 @@
-"""AEPO (agentic, entropy-balanced), its objective: clipped rising tokens keep a gradient, uncertain ones weigh more.
+"""AEPO (agentic, entropy-balanced), its objective: clipped rising tokens keep a gradient, uncertain tokens weigh more.
 
     token mean of PPO (.8, 1.2 r/sg[r]) with dual clip 3; A <- A (1 + .2 (H - mean H) / std H)
 

@@ -1,8 +1,8 @@
-"""Flipped ratio (ASPO (asymmetric importance sampling)): positive tokens weigh the inverse of their ratio.
+"""Flipped ratio (ASPO (asymmetric importance sampling)): positive tokens are weighted by the inverse of their ratio.
 
     d' = -d for A > 0; bounds .2, or .4 at high entropy; weights <= 3
 
-PPO gives a rising token more weight the more it has risen; here the ones that lag behind catch up. Bounds are
+PPO gives a rising token more weight the more it has risen; here tokens that lag behind catch up. Bounds are
 wider where the entropy is in the upper fifth of a response, as in the released code. Not the ASPO that shapes
 advantages by tool calls.
 """
@@ -21,7 +21,7 @@ class FlippedClip(WeightPart):
     """A clip that weighs positive tokens by the inverse of their ratio, so that tokens that lag behind catch up.
 
     Tokens whose entropy is in the upper part of their response have wider bounds. Positive tokens lose their gradient
-    above the upper bound, negative ones below the lower bound; a weight above `cap` becomes `cap` times log pi.
+    above the upper bound, negative ones below the lower bound; a weight above `cap` becomes `cap`, held constant.
     """
 
     equation = (

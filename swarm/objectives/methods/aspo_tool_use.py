@@ -3,7 +3,7 @@
     z + clip(-2 (p - mean p) / mean |o|, +-.7 |z|) for successes with a call at p; clip .2, token mean
 
 Added to the reward, the bonus would be normalised away or let a wrong answer win; added to the advantage, it never
-turns a sign. Ours: the call counts as at the end of the first turn that has one; clip and token mean.
+changes a sign. Ours: the call counts as at the end of the first turn that has one; clip and token mean.
 """
 
 import torch
