@@ -59,10 +59,10 @@ def dialable_anchor(text: str) -> str:
 
 
 def is_service_port(port: int) -> bool:
-    """True for a port that this node never dials at a peer's request: ports below LEAST_PORT, except HTTPS_PORT.
+    """True for a port that this node never dials at a peer's request: below LEAST_PORT and not HTTPS_PORT.
 
-    Those are ports of well-known services, and a peer could name a port of another user of its address. True also for
-    a number that is no port.
+    Ports below LEAST_PORT belong to well-known services, and a peer could name a port of another host that shares its
+    address. Also true for a number that is no port.
     """
     return port != HTTPS_PORT and not LEAST_PORT <= port < 65536
 
@@ -125,7 +125,7 @@ def endpoint_of(multiaddress: str) -> str:
 
 @functools.lru_cache(maxsize=2**14)
 def public_subnet_of(host: str) -> str | None:
-    """The network that one owner usually holds, of a public address: its /24 (IPv4) or /48 (IPv6); None otherwise.
+    """The /24 (IPv4) or /48 (IPv6) of a public address, which usually has one owner; None for any other host.
 
     Example:
         public_subnet_of("1.2.3.4")  # "1.2.3.0/24"
@@ -139,10 +139,10 @@ def public_subnet_of(host: str) -> str | None:
 
 @functools.lru_cache(maxsize=2**14)
 def subnet_of(host: str) -> str:
-    """The network that one owner usually holds: the /24 of an IPv4 address, the /48 of an IPv6 address.
+    """The network of a host that usually has one owner: the /24 of an IPv4 address, the /48 of an IPv6 address.
 
-    A loopback or private address is returned alone: many machines of one lab share a private network without being
-    one party. A name is returned as it is, unresolved.
+    A loopback or private address is returned without its network: the machines of a private network need not belong to
+    one party. A name is returned unchanged and unresolved.
 
     Example:
         subnet_of("1.2.3.4")  # "1.2.3.0/24"
@@ -152,10 +152,10 @@ def subnet_of(host: str) -> str:
 
 
 def is_private_host(host: str) -> bool:
-    """True for a loopback or private address, or a name without a public domain, which is not resolved.
+    """True for a loopback or private address, or a name without a public domain; names are not resolved.
 
-    Only machines of one network can dial a private host. False for a wildcard such as 0.0.0.0: its interfaces may be
-    public.
+    Only machines on the same network can dial a private host. False for a wildcard such as 0.0.0.0, which may stand for
+    a public interface.
 
     Example:
         is_private_host("10.0.0.7")  # True
@@ -172,7 +172,7 @@ def is_private_host(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """True for localhost and a loopback address, also an IPv4-mapped one.
+    """True for "localhost" or a loopback address, including an IPv4-mapped one.
 
     Example:
         is_loopback("[::ffff:127.0.0.1]")  # True
@@ -198,7 +198,7 @@ def is_wildcard(listen: str) -> bool:
 
 
 def own_address(towards: str = _FAR_AWAY) -> str:
-    """This machine's address on the route to a host, IPv6 in brackets; 127.0.0.1 if there is no route.
+    """This machine's address on the route to a host, IPv6 in brackets; 127.0.0.1 if none or only a link-local one.
 
     Asks the routing table and the resolver (blocking); sends no packet to the host.
     """
@@ -217,8 +217,8 @@ def own_address(towards: str = _FAR_AWAY) -> str:
 def advertised(advertise: str, listen: str, towards: str = "") -> str:
     """The host:port that others dial: the configured `advertise`, else `listen`.
 
-    A wildcard host in `listen` is replaced by this machine's current address. So is the host of an `advertise` with
-    port 0, which `swarm join` recorded and which may have changed since, unless the machine has no network.
+    If the host of `listen` is a wildcard, this machine's current address stands for it, and also replaces the host of
+    an `advertise` with port 0: `swarm join` recorded that host, and it may have changed. Without a network it stays.
     """
     is_of_joining = advertise.rpartition(":")[2] == "0"
     if not is_wildcard(listen) or (advertise and not is_of_joining):

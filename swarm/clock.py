@@ -7,7 +7,7 @@ virtual.
 import time
 from typing import Final, Protocol
 
-CLOCK_SKEW_S: Final = 120.0  # between the wall clocks of two honest nodes
+CLOCK_SKEW_S: Final = 120.0  # largest difference between the wall clocks of two honest nodes
 
 
 class Clock(Protocol):

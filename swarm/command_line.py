@@ -1,7 +1,7 @@
 """Parts of every program's command line: a directory as an argument or `--dir`, and lines while a command waits.
 
-Invariant: both spellings of a directory work, and a command that waits prints a line with the present work and the
-seconds so far from `FIRST_S` on, at least every `EVERY_S`; a fast command prints none.
+Invariant: both spellings of a directory work. A command that waits longer than `FIRST_S` prints a line with its current
+work and the seconds so far, then another line every `EVERY_S`; a faster command prints none.
 """
 
 import os
@@ -28,7 +28,7 @@ _OPTION: Final = "--dir"
 def load_in_place(
     kind: type[AnyConfig], directory: Path | None, config: Path | None, overrides: list[str], default: str
 ) -> tuple[AnyConfig, Path]:
-    """The configuration that a directory or --config names, and its file; without a `dir`, the directory is that.
+    """Loads a configuration; returns it and its file. Without --config, an unset `dir` becomes the file's directory.
 
     Raises:
         ConfigError: as `config_file` and `load_config`.
@@ -50,13 +50,13 @@ class DirectoryCommand(TyperCommand):
         super().__init__(*args, **kwargs)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the directories of `--dir` among the arguments, in their place."""
+        """Inserts the values of `--dir` before the other arguments, or after them if `place` is "last"."""
         found, rest = _split(args)
         return super().parse_args(ctx, [*found, *rest] if self.place == "first" else [*rest, *found])
 
 
 class DirectoryLastCommand(DirectoryCommand):
-    """A command whose last arguments are directories, after the thing that it is about, such as a link."""
+    """A command whose last arguments are directories; its subject, such as a link, comes first."""
 
     place = "last"
 
@@ -80,7 +80,7 @@ def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def ending_at_once() -> Generator[None]:
-    """Context of work that leaves nothing behind: Ctrl-C ends the process, whatever its other threads compute."""
+    """Context manager of work that needs no clean-up: Ctrl-C ends the process at once, while other threads compute."""
 
     def end(*_: object) -> None:
         Console(stderr=True).show_cursor()  # a progress bar hides it
@@ -99,7 +99,7 @@ def ending_at_once() -> Generator[None]:
 
 @contextmanager
 def waiting(what: str, *, is_quiet: bool = False, say: Callable[[str], None] | None = None) -> Generator["Waiting"]:
-    """Context of work without any output of its own.
+    """Context manager that prints progress lines during work that has no output of its own.
 
     Args:
         what: the work, as people name it, such as "loading the model".
@@ -121,7 +121,7 @@ def waiting(what: str, *, is_quiet: bool = False, say: Callable[[str], None] | N
 
 
 class Waiting:
-    """The work that a command waits for, named by a thread of its own."""
+    """A thread that prints the work that a command waits for, and the seconds so far."""
 
     def __init__(self, what: str, say: Callable[[str], None]) -> None:
         self._what, self._say = what, say
@@ -130,15 +130,15 @@ class Waiting:
         self._thread = threading.Thread(target=self._run, name="waiting", daemon=True)
 
     def start(self) -> None:
-        """Begins to print."""
+        """Starts the thread."""
         self._thread.start()
 
     def now(self, what: str) -> None:
-        """Names the work that goes on now, or its progress."""
+        """Sets the current work, or its progress, that the next lines show."""
         self._what = what
 
     def end(self) -> None:
-        """Ends the lines; none comes after this call."""
+        """Stops the thread; no line is printed after this call."""
         self._ends.set()
         if self._thread.is_alive():
             self._thread.join()

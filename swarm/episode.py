@@ -1,7 +1,7 @@
 """Values of an episode: the actions of a model, the transitions of its environment, and the outcome.
 
 An answer to one question is an episode that ends after one action. Invariant: an episode is a pure function of
-(configuration of its environment, task id, actions), so that whoever has these three can rebuild the rest.
+(configuration of its environment, task id, actions), so any node that has these three can rebuild the rest.
 """
 
 import json
@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final, cast
 
 MAX_TURNS: Final = 64  # of an episode, whatever its environment
-OUTCOME: Final = "outcome"  # the named reward that counts where a configuration weighs nothing else
+OUTCOME: Final = "outcome"  # the only named reward that counts unless a configuration weights others
 TOOL_SYNTAX: Final = 2  # version of what `swarm.environments.tool_calls` reads; it enters the digest of a tokenizer
 Actions = tuple[str, ...]  # text of each turn of an episode, without end tokens, in order
 
@@ -53,7 +53,7 @@ class TurnStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transition:
-    """An environment's answer to an action."""
+    """An environment's response to an action."""
 
     messages: tuple[Message, ...] = ()  # the observation; none at the end
     is_end: bool = False
@@ -88,7 +88,7 @@ class EpisodeOutcome:
 
     @property
     def is_success(self) -> bool:
-        """True if the named reward `outcome`, or without it the reward, is at least 1; reward weights do not count."""
+        """True if the named reward `outcome` (without it, the reward) is at least 1, whatever the reward weights."""
         return self.rewards.get(OUTCOME, self.reward) >= 1.0
 
     @property
@@ -119,7 +119,7 @@ def outcome_to_json(outcome: EpisodeOutcome) -> list[Any]:
 
 
 def outcome_from_json(data: Any) -> EpisodeOutcome:
-    """Inverse of `outcome_to_json`; the data may be hostile. Raises ValueError if they are no outcome."""
+    """Inverse of `outcome_to_json`; `data` may be hostile. Raises ValueError if `data` is not an outcome."""
     try:
         reward, transitions = data
         return EpisodeOutcome(
@@ -169,18 +169,19 @@ def _number(value: Any, least: float = -math.inf, most: float = math.inf) -> flo
     return float(value)
 
 
-# An environment reads these parts alone of a turn that has them.
+# If a turn has such parts, an environment reads only these.
 _READ_PARTS: Final = (("<tool_call>", "</tool_call>"), ("```", "```"))
 
 
 def free_text_share(actions: Actions, transitions: Sequence[Transition] = ()) -> float:
-    """Share of an episode's characters beside what its environment reads; takes time linear in the texts.
+    """Share of an episode's characters that its environment does not read; takes time linear in the texts.
 
-    A turn with tool calls or fenced code is read there alone, a malformed one nowhere, any other one as a whole.
+    The environment reads only the tool calls, or else fenced code, of a turn with any; of a malformed turn nothing; and
+    of any other turn the whole text.
 
     Args:
         actions: texts of the turns.
-        transitions: their outcomes, as far as they are known.
+        transitions: transitions of the first turns; a turn without one counts as well-formed.
     """
     statuses = [each.status for each in transitions] + [TurnStatus.OK] * len(actions)
     read = (

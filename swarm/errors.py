@@ -30,7 +30,7 @@ _MESSAGE_CHARS: Final = 300  # of an error of local code
 class SwarmError(Exception):
     """Base of every exception raised on purpose by this project."""
 
-    pause_s = 0.0  # that this node waits before it answers a remote caller with this error
+    pause_s = 0.0  # wait of this node before it answers a remote caller with this error
 
 
 class ConfigError(SwarmError, ValueError):
@@ -42,7 +42,7 @@ class Unavailable(SwarmError, ConnectionError):
 
 
 class Unauthenticated(Unavailable):
-    """The remote side did not prove its identity, or did not accept the proof of ours."""
+    """The remote side did not prove its identity, or did not accept our proof."""
 
 
 class OtherNode(Unauthenticated):
@@ -75,7 +75,7 @@ class OverBudget(RolloutFailed):
 
 
 class WeightsRefused(SwarmError, ValueError):
-    """An engine refused new weights and still serves the version before."""
+    """An engine refused new weights and still serves the previous version."""
 
 
 class NonFiniteStep(SwarmError, ArithmeticError):
@@ -107,7 +107,7 @@ _EXTRAS: Final = {
 
 
 def missing_extra(error: ImportError) -> ConfigError | None:
-    """Converts an ImportError to a ConfigError that names the extra with the package; None if no extra has it."""
+    """Converts an ImportError to a ConfigError that names the extra with the package; None if no extra installs it."""
     package = (error.name or "").partition(".")[0]
     if package not in _EXTRAS:
         return None

@@ -142,7 +142,7 @@ class GroupStored(Event):
     num_turns: int = 1  # of its longest episode
     versions: tuple[VersionName, ...] = ()  # that made its tokens, oldest first
     compute_dtype: str = ""  # of the forward passes that made its tokens, as its producer claims
-    free_text_share: float = 0.0  # `free_text_share` of its episodes of more reward than their mean
+    free_text_share: float = 0.0  # mean `free_text_share` of its episodes with a reward above the mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +185,7 @@ class GroupRefused(Event):
     producer: NodeId = ""  # empty: not known, or several
     via: NodeId = ""
     count: int = 1
-    digest: str = ""  # hex; empty: of several, or it is not known which
+    digest: str = ""  # hex; empty: not known, or several
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,7 +217,7 @@ class GroupUse:
     in_flight_steps: int = 0  # the part of the age that passed during generation
     use: int = 1  # 1 for the first
     is_own_policy: bool
-    is_established: bool = True  # else it counted among those of all newcomers
+    is_established: bool = True  # False: it counted in the share of all newcomers
 
     @property
     def origin(self) -> str:
@@ -281,7 +281,7 @@ class DrawsAbandoned(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupGivenUp(Event):
-    """A group that ended the learner's process when tried alone; its draw and all later draws go without it."""
+    """A group that ended the learner's process when tried alone; its draw and all later draws are made without it."""
 
     digest: str  # hex
     producer: NodeId  # empty where the store has lost the group
@@ -362,7 +362,7 @@ class PolicyEvaluated(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmedUp(Event):
-    """A supervised warm-up made version 0: evaluations of step 0 before this event are of the model without it.
+    """A supervised warm-up made version 0; earlier evaluations of step 0 measured the model before the warm-up.
 
     A node that starts again at step 0 repeats the event.
     """
@@ -372,7 +372,7 @@ class WarmedUp(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OthersSetAside(Event):
-    """The learner sets sources aside, the newest first, as held-out accuracy fell, or (`is_over`) uses all again."""
+    """The learner sets sources aside, newest first, since held-out accuracy fell, or (`is_over`) uses all again."""
 
     step: int
     is_over: bool = False
@@ -437,7 +437,7 @@ class OwnerEquivocated(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnknownEvent(Event):
-    """An event of a newer release, or a damaged one. It is kept as it is, and counted nowhere."""
+    """An event of a newer release, or a damaged event; it is kept unchanged and not counted."""
 
     kind: str
     fields: JsonDict
@@ -485,8 +485,8 @@ def events_of(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
 def groups_learned_from(draw: GroupsDrawn, step: StepMade | None) -> Iterable[GroupUse]:
     """Groups of a draw that its step learned from; all of them if `step` is None, none if it was skipped.
 
-    If the guard left groups out, the step only reports their numbers by origin and the sources that remained. The
-    groups are then inferred: those of remaining sources first, and the youngest first.
+    If the guard left groups out, the step reports only the numbers of kept groups by origin, and the kept sources. The
+    kept groups are then inferred: groups of kept sources first, then the youngest.
     """
     if step is None:
         return draw.groups
@@ -626,7 +626,7 @@ def _group_fields(scored: ScoredGroup) -> dict[str, Any]:
 
 
 def _free_text_share(scored: ScoredGroup) -> float:
-    """Mean over the episodes that a learner is taught: those of more reward than the mean; 0 without any."""
+    """Mean share over the episodes with a reward above the mean, which a learner reinforces; 0 without any."""
     mean, outcomes = _mean(scored.rewards), scored.outcomes
     shares = [
         free_text_share(rollout.actions, outcomes[place].transitions if outcomes else ())

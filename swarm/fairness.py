@@ -1,4 +1,4 @@
-"""Fairness among parties that share places: a table in which the party with most entries makes room, and turns.
+"""Fair sharing of places by parties: a table in which the party with most entries makes room, and turns in rotation.
 
 Invariant: the demand of one party neither delays nor displaces a party that asks for less.
 """
@@ -19,7 +19,7 @@ Entry = TypeVar("Entry", bound=Hashable)
 class FairTable(Generic[Party, Entry]):
     """Entries by party, in order of arrival, for longest queue drop.
 
-    If all places are taken, the party with most entries loses one to a party that then still has no more entries.
+    If all places are taken, the party with most entries loses one to a party that has at least two entries fewer.
 
     The caller enforces the number of places and chooses the entry to drop.
 
@@ -75,7 +75,7 @@ class FairTable(Generic[Party, Entry]):
         return True
 
     def pop_oldest(self, party: Party) -> Entry:
-        """Removes and returns a party's oldest entry, and puts the party last in turn. Raises KeyError without one."""
+        """Removes and returns a party's oldest entry, and puts the party last in turn. Raises KeyError if none."""
         entry = self.oldest(party)
         own = self._of.pop(party)
         del own[entry]
@@ -85,12 +85,12 @@ class FairTable(Generic[Party, Entry]):
         return entry
 
     def longest(self, *, beside: Party) -> Party | None:
-        """The party with most entries; None if it has fewer than two more than `beside`. The table is not empty."""
+        """The party with most entries; None if it has fewer than two more than `beside`. Not for an empty table."""
         most = self._longest()
         return most if len(self.of(most)) > len(self.of(beside)) + 1 else None
 
     def oldest_of_longest(self) -> Entry:
-        """The oldest entry of the party with most entries. The table is not empty."""
+        """The oldest entry of the party with most entries. Not for an empty table."""
         return self.oldest(self._longest())
 
     def _longest(self) -> Party:
@@ -102,7 +102,7 @@ class FairTurns(Generic[Party]):
 
     Invariant: unknown parties together never hold the last `num_reserved` places. Among the waiting parties of a class,
     known or unknown, turns rotate, however much each party asks for. If waiting is bounded, a full queue drops the
-    newest call of the party with most calls, or refuses the new one.
+    newest call of the party with most calls, or refuses the arriving call.
 
     Example:
         turns = FairTurns[NodeId](num_places=8, num_reserved=4, max_per_party=4)
@@ -118,7 +118,7 @@ class FairTurns(Generic[Party]):
         max_waiting: float = math.inf,
         max_waiting_per_party: float = math.inf,
     ) -> None:
-        """Bounds one party to `max_per_party` places at a time; the bounds of waiting calls hold in each class."""
+        """Limits a party to `max_per_party` places at a time; the two bounds of waiting calls apply to each class."""
         assert 0 <= num_reserved < num_places and max_per_party > 0
         self._max_waiting, self._max_waiting_per_party = max_waiting, max_waiting_per_party
         self._most = {True: num_places, False: num_places - num_reserved}  # by is_known
@@ -136,7 +136,8 @@ class FairTurns(Generic[Party]):
         """Waits for a place and takes it; the caller gives it back with `leave`.
 
         Raises:
-            Unavailable: too many calls wait, or this call had to make room for a call of another party.
+            Unavailable: `max_waiting_per_party` calls of the party wait; or `max_waiting` calls of its class do, and
+                this call does not displace another one; or another party's call displaced this one.
         """
         has_room = is_known or self._num_held[False] < self._most[False]
         has_room = has_room and self._held_by.get(party, 0) < self._max_per_party
@@ -175,7 +176,7 @@ class FairTurns(Generic[Party]):
             raise Unavailable(f"{len(waiting)} calls wait already; try again later")
         place = waiting.newest(most)
         waiting.remove(most, place)
-        if not place.done():  # else it was cancelled, and does not know it yet
+        if not place.done():  # else its task was cancelled but has not run yet
             place.set_exception(Unavailable("others have fewer calls waiting; try again later"))
 
     def _hold(self, party: Party, is_known: bool) -> None:
@@ -189,7 +190,7 @@ class FairTurns(Generic[Party]):
             known, unknown = self._first(is_known=True), self._first(is_known=False)
             if self._num_held[False] >= self._most[False]:
                 unknown = None
-            # Each class has its share for certain, and takes what the other one leaves.
+            # Each class is guaranteed its share, and may use what the other class leaves.
             is_known = known is not None and (unknown is None or self._num_held[True] < max(1, self._num_reserved))
             party = known if is_known else unknown
             if party is None:
@@ -207,7 +208,7 @@ class FairTurns(Generic[Party]):
 
 @dataclass(eq=False, slots=True)
 class Turn(Generic[Party]):
-    """A place for the time of an `async with`; a generator-based context manager would cost three times as much."""
+    """Context manager that holds a place; a class, since a generator-based one would take three times as long."""
 
     turns: FairTurns[Party]
     party: Party

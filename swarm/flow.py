@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 class Signal:
-    """Broadcast that wakes the tasks waiting for a change. For one event loop; not safe in threads.
+    """Broadcast that wakes the tasks waiting for a change. For one event loop; not thread-safe.
 
     `fire` never waits, and wakes only tasks that wait already; a woken task has to check its condition again.
 
@@ -155,7 +155,7 @@ class BoundedTable(dict[Key, Value], Generic[Key, Value]):
     """
 
     def __init__(self, limit: int, is_kept: Callable[[Key], bool] | None = None) -> None:
-        """Creates an empty table; `is_kept` is True for a key whose entry should make room after other entries."""
+        """Creates an empty table; `is_kept` is True for a key whose entry should be evicted after other entries."""
         assert limit >= 0, limit
         super().__init__()
         self._limit = limit
@@ -176,7 +176,7 @@ class BoundedTable(dict[Key, Value], Generic[Key, Value]):
                 super().__setitem__(oldest, self.pop(oldest))
         del self[next(iter(self))]
 
-    # dict's own ones would not call `__setitem__`, and so escape the bound
+    # dict's own methods do not call `__setitem__` and would exceed the bound
     setdefault = MutableMapping.setdefault
     update = MutableMapping.update
 

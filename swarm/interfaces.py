@@ -85,7 +85,7 @@ class Episode(Protocol):
     """One try at a task: a state machine over actions, the same on every machine."""
 
     def step(self, action: Action) -> Transition:
-        """Plays the next action, until a transition with `is_end`; hostile actions run in the sandbox only."""
+        """Plays the next action; not called after a transition with `is_end`. Hostile actions run in the sandbox."""
         ...
 
 
@@ -94,7 +94,7 @@ class Environment(Protocol):
     """A source of numbered problems: every node rebuilds a problem from its number, and replays answers to it.
 
     An environment that needs more than 0.05 s of CPU for an action declares the seconds as an attribute `answer_cpu_s`;
-    ten times the CPU time of the slowest right action is a good choice. sandbox.timeout_s bounds it.
+    ten times the CPU time of the slowest right action is a good choice. sandbox.timeout_s bounds `answer_cpu_s`.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Producer:
     node_id: NodeId  # signer of the answers
     is_known: bool  # more of its groups were admitted lately than refused
     origin: str = ""  # party or subnet that is charged for a newcomer's scoring time; empty: the key
-    is_relayed: bool = False  # `origin` is that of the node that passed the answers on; the signer's is not known
+    is_relayed: bool = False  # `origin` is that of the node that relayed the answers; the signer's is not known
     is_established: bool = False  # an established party, which counts in full; not every known peer is one
 
 
@@ -255,8 +255,8 @@ class PromptChooser(Protocol):
 class Generator(Protocol):
     """A local engine that samples from known weights.
 
-    Contract: log-probs are those of the sampled tokens at the sampling temperature, and the same numbers
-    alone or in a batch; EOS is kept; the spans of a rollout name the weights that produced each token.
+    Contract: log-probs are those of the sampled tokens at the sampling temperature, and do not depend on the
+    batch; EOS is kept; the spans of a rollout name the weights that produced each token.
     """
 
     @property
@@ -709,37 +709,37 @@ class LocalExchange(Protocol):
         ...
 
     async def num_asked(self) -> int:
-        """Number of the next question: the count of those that this node asked before, also before a restart.
+        """Number of the next question: the count of questions that this node asked so far, restarts included.
 
-        A node that runs alone counts exactly; in a swarm, a restart may skip numbers and never repeats one.
+        A node that runs alone counts exactly; in a swarm, a restart may skip numbers but never repeats one.
         """
         ...
 
     async def put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()) -> float:
         """Scores, seals, stores and publishes a group that this node generated; returns its mean reward.
 
-        `outcomes` [G] are those of runs of agents, which nobody can play again: such a group never leaves the node, and
-        one that was stored before changes nothing.
+        `outcomes` [G] come from agent runs, which no node can replay: a group with outcomes never leaves this node, and
+        storing it again changes nothing.
 
-        Raises StorageFull: the store has no room for a group with `outcomes`; others are dropped.
+        Raises StorageFull if the store has no room for a group with `outcomes`; a group without them is dropped.
         """
         ...
 
     async def draw(self, head: PolicyVersion) -> Draw:
-        """Waits for I local groups, adds up to J external ones without waiting, journals the draw and returns it."""
+        """Waits for `replay.local_groups` groups, adds waiting external groups, journals the draw and returns it."""
         ...
 
     async def redraw(self, from_step: int) -> list[Draw]:
         """The journalled draws from a step on, rebuilt from the store, for a resume.
 
-        Raises ConfigError if `from_step` is before all reported checkpoints: these were lost.
+        Raises ConfigError if `from_step` precedes every reported checkpoint, which means that checkpoints were lost.
         """
         ...
 
     async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
-        """The next task on the way to making a journalled step again, since that step may have ended its process.
+        """The next task in repeating a journalled step that may have ended the process: a trial, or the step itself.
 
-        `passed` is the group that the attempt before named as `trial`, after a trial that did not end the process.
+        `passed` is the `trial` of the previous attempt if that trial did not end the process.
         """
         ...
 

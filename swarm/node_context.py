@@ -17,7 +17,7 @@ from swarm.interfaces import Offload
 from swarm.types import NodeId
 
 # A group of 4 KB is opened and checked in .4 ms (at worst in 1.4 ms), most of it under the interpreter's lock: each of
-# three threads would take 60 us more, and hold up the event loop all the same.
+# three threads would take 60 us more, and block the event loop all the same.
 IN_PLACE_BYTES: Final = 4096
 
 

@@ -10,12 +10,12 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Final
 
-# That a process has open beside the connections of its gRPC server: four for each of 512 relayed connections, 256
-# sockets that wait to be one, pages, and others.
+# Files that a process opens besides its gRPC server's connections: four for each of 512 relayed connections, 256
+# sockets of connections not yet relayed, pages, and others.
 _OTHER_FILES: Final = 3328
-_OPEN_MAX: Final = 10240  # that macOS allows a process, whose hard limit says "unlimited"
-_SHARE_OF_PAGES: Final = 8  # one of so many files may be a connection for a page, where few are allowed
-_SHARE_OF_RELAYED: Final = 12  # one connection of a relay for so many: it has up to four files, a third of them all
+_OPEN_MAX: Final = 10240  # most that macOS allows a process, though its hard limit is "unlimited"
+_SHARE_OF_PAGES: Final = 8  # under a low limit, one file in so many may be a page's connection
+_SHARE_OF_RELAYED: Final = 12  # one relayed connection for so many files: it opens up to four, so a third of all
 _DESCRIPTORS: Final = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
 
 
@@ -67,7 +67,7 @@ class DescriptorPin:
 
     @contextlib.contextmanager
     def held(self, descriptor: int) -> Generator[socket.socket]:
-        """Yields the socket of a descriptor, valid even if its owner closes it. Raises OSError for no open socket."""
+        """Yields the socket of a descriptor, valid even if its owner closes it. Raises OSError if it is not open."""
         os.dup2(descriptor, self._pin, inheritable=False)
         try:
             held = socket.socket(fileno=self._pin)

@@ -132,7 +132,7 @@ def _first_hidden(
     code: Sequence[importlib.metadata.PackagePath],
 ) -> str:
     """Name of the first file in the package's folders that its list of sources does not cover; "" if there is none."""
-    for file in listed:  # what an installer compiles it lists without a hash
+    for file in listed:  # an installer lists its own compiled files without a hash
         if file.suffix == ".pyc" and (file.parent.name != "__pycache__" or file.hash is not None):
             return str(file)
     known = {Path(str(package.locate_file(file))) for file in code}

@@ -37,7 +37,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2  # linux/prctl.h
 END_SILENCE_S: Final = 60.0  # of a process that is to end: no CPU used, and no byte written to the disk
-END_S: Final = 600.0  # to end in all: a worker saves, and peers could keep a serving process busy
+END_S: Final = 600.0  # longest wait for the end in all: a worker saves, and peers may keep a serving process busy
 LOOK_S: Final = 1.0
 STILL_S: Final = 9.0  # somebody who waits sees a line within ten seconds
 EXIT_FORCED = 130  # a second signal did not wait for the drain
@@ -263,7 +263,7 @@ class Service(ABC):
 async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str], None] = logger.info) -> bool:
     """Awaits `work`; the first SIGTERM or SIGINT cancels it (drain), the second ends the process at once.
 
-    A terminal that is closed (SIGHUP) drains as well, unless the process was started to outlive it (nohup).
+    Closing the terminal (SIGHUP) also starts the drain, unless the process was started to outlive it (nohup).
 
     Args:
         work: the work of the process.
@@ -318,7 +318,7 @@ async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str],
 
 
 def _discard(descriptor: int) -> None:
-    """Makes a descriptor take and drop what is written: a terminal that is gone would raise OSError."""
+    """Redirects a descriptor to the null device: a write to a closed terminal would raise OSError."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
@@ -358,7 +358,7 @@ def run_bounded(entry: str, request: bytes, cpu_s: int, memory_bytes: int) -> by
         memory_bytes: largest address space.
 
     Raises:
-        ValueError: the process exceeded a limit or failed; the text says which, as the end of a sentence.
+        ValueError: the process exceeded a limit or failed; the message is a predicate, such as "took more than 1 MiB".
     """
     module, _, function = entry.partition(":")
     limits = {"RLIMIT_CPU": cpu_s, "RLIMIT_AS": memory_bytes, "RLIMIT_CORE": 0}
@@ -412,8 +412,8 @@ def lock_directory(directory: Path) -> int:
 def lock_holder(directory: Path) -> int | None:
     """Process id of the process that holds the lock of a directory; None if that cannot be proved.
 
-    The lock has to be held, and the process with the number in the lock file has to have started when its writer did:
-    a number outlives its process, and is given to another one later.
+    The lock must be held, and the process with the id in the lock file must have the start time that stands there: the
+    system reuses process ids.
     """
     try:
         number, _, birth = read_bounded(directory / LOCK, 200).decode("ascii").partition(" ")
@@ -424,7 +424,7 @@ def lock_holder(directory: Path) -> int | None:
 
 
 def _birth(pid: int) -> str:
-    """Boot and start of a process, which no other process of this number shares; "" without a process."""
+    """Boot id and start time of a process, which identify it among all processes with its id; "" without a process."""
     if not Path("/proc/self/stat").exists():
         import psutil
 
@@ -472,7 +472,7 @@ def is_running(directory: Path) -> bool:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except PermissionError:
         return True
-    except OSError:  # mostly as there is none
+    except OSError:  # usually there is no lock file
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

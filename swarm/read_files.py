@@ -1,4 +1,4 @@
-"""Files that anybody may have made, read whole or from their end.
+"""Bounded reads of files from untrusted sources, whole or from the end.
 
 Invariant: a read takes at most as many bytes as its caller allows, and waits for no pipe and no device.
 """

@@ -1,4 +1,4 @@
-"""SQLite files on a disk that may be full or damage them: meaning of errors, and setting damaged files aside."""
+"""Errors of SQLite files on a full or failing disk, and renaming of damaged files."""
 
 import sqlite3
 import time
@@ -13,7 +13,7 @@ _DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
 
 
 class DamagedFile(Exception):
-    """A damaged SQLite file, which its owner moves aside and replaces by a new one."""
+    """A damaged SQLite file, which its owner moves aside and replaces with a new one."""
 
 
 def is_damage(error: BaseException) -> bool:

@@ -3,15 +3,15 @@
 A key is free, so no bound counts keys alone. Standings, from lowest to highest:
 
 - A *newcomer* proved a key and nothing more. All newcomers together get one place in SHARE of each scarce resource.
-  A group without log-probs counts as a newcomer's, whoever made it, in every kind of run; so does who follows a trainer
-  and brings such groups, where credit is granted.
+  A group without log-probs counts as a newcomer's, whoever made it, in every kind of run. Where credit is granted, a
+  follower that delivers such groups counts as a newcomer too.
 - A *known* peer had a group admitted lately. It goes before newcomers, and gets no larger share of a draw.
 - An *established* party is a member of the run or was invited by one (`swarm.peers.parties`). It gets an equal share of
   what newcomers leave. In a private run every key is established, and draws bound newcomers' groups alone.
 - A *member* is named by the operator. It does not share a bound with its subnet, and answers for the keys it invites.
 
-No standing outlasts evidence: while held-out accuracy is down, sources are set aside, the newest first, whoever is
-established, and used again in the order in which they came (`swarm.learn.held_out_effect`).
+No standing overrides evidence: while held-out accuracy is down, sources are set aside, newest first, even established
+ones, and used again in their order of arrival (`swarm.learn.held_out_effect`).
 
 This module imports nothing, so that every layer can read it.
 """
@@ -29,41 +29,42 @@ WINDOW: Final = 64
 """Consecutive places of draws over which the shares of parties and tasks are counted."""
 
 LEAST_BOUND: Final = WINDOW // SHARE
-"""Places of a window for one established party, however many parties there are; also for one subnet of invited keys."""
+"""Least bound on a party's places in a WINDOW, however many parties there are; also for one subnet of invited keys."""
 
 GROUPS_PER_TRIAL: Final = 4
-"""Groups of credit capacity for each concurrent trial of an established generator that has not delivered yet."""
+"""Credit capacity, in groups, for each concurrent trial of an established generator that has not delivered yet."""
 
 SURPLUS: Final = 1.5
-"""External groups admitted for each group that a draw takes, in equal shares of neighbours: some are refused or late.
+"""External groups admitted per group that a draw takes, shared equally by neighbours: some are refused or late.
 With 1.5 instead of 2 the draws of 200 nodes were as full as before (docs/measurements/virtual.md)."""
 
 # --- influence on the weights ----------------------------------------------------------------------------------------
 
 MASS_FACTOR: Final = 3.0
-"""Bound of an established party's group, in masses of a usual own group: groups differ in length and in the number of
-right answers. For newcomers it is 1: half of their honest groups lose a little, a hostile group half of its effect."""
+"""Largest mass of an established party's group, in masses of a usual own group: groups differ in length and number of
+right answers. For newcomers the bound is 1: half of their honest groups lose a little, a hostile group half of its
+effect."""
 
 MIN_BITS: Final = 64.0
-"""Bits of a group's answers that other nodes gave first at which the group counts as a copy and is refused."""
+"""Bits of a group's answers that repeat earlier answers; a group with this many counts as a copy and is refused."""
 
 UNCLAIMED_SHARE: Final = 1 / 8
-"""Part of the expected bits of an answer that counts if its producer's own claim does not count."""
+"""Share of an answer's expected bits that counts if its producer's own claim does not count."""
 
 # --- a fall of held-out accuracy --------------------------------------------------------------------------------------
 
 LOW_EVALUATIONS: Final = 8
-"""Low evaluations, or draws without a usable group, in a row after which the sources set aside are not the cause."""
+"""Consecutive low evaluations, or draws without a usable group, after which the sources set aside are not blamed."""
 
 CALM_EVALUATIONS: Final = 16
-"""Evaluations without a fall after which earlier falls are forgotten, and at most before each half of the sources set
-aside is used again."""
+"""Evaluations without a fall after which earlier falls are forgotten; also the longest wait, in such evaluations,
+before one halving of the sources is undone."""
 
 PRESENT_DRAWS: Final = 64
-"""Draws within which a source had a group: one that left does not stand for the oldest."""
+"""A source without a group in this many newest draws counts as absent, and cannot be the oldest source in use."""
 
 MAX_SOURCES: Final = 256
-"""Sources whose first draw is remembered. Of more the newest have none: they are set aside first."""
+"""Most sources whose first draw is remembered; further sources are not remembered and are set aside first."""
 
 # --- CPU seconds and signature checks --------------------------------------------------------------------------------
 
@@ -72,7 +73,7 @@ FIRST_TRY_S: Final = 0.01
 a shipped environment take .3 to 7 ms."""
 
 KEY_TRIES_S: Final = 2 * FIRST_TRY_S
-"""Bound of the recent CPU seconds of first tries of one key."""
+"""Bound on the CPU seconds of one key's recent first tries."""
 
 PROBE_S: Final = 0.003
 """CPU seconds of the first try of an unknown producer while other unknown producers wait: 8 honest answers right after
@@ -91,13 +92,13 @@ STREAMS_OF_NEWCOMERS: Final = 64
 """Streams that peers of lower standing keep while peers of higher standing ask for more."""
 
 ITEMS_PER_GROUP: Final = 10
-"""Stream items for each group that a peer may bring: it also announces the groups of everybody else."""
+"""Stream items per group that a peer may bring: the peer also announces the groups of other nodes."""
 
 CHUNKS_PER_PEER: Final = 8
 """Chunk requests of one peer, served or waiting; with 1 MiB each this fills a line of 80 MB/s at 100 ms."""
 
 GIVER_SCORE: Final = 0.05
-"""Least reputation of a peer that is served before peers that give nothing: one admitted group, for five minutes."""
+"""Least reputation of a peer that is served before peers that give nothing; one admitted group earns five minutes."""
 
 # --- dials and connections -------------------------------------------------------------------------------------------
 

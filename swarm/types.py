@@ -252,7 +252,7 @@ class ScoredGroup:
 
     @property
     def has_signal(self) -> bool:
-        """False if all rewards are equal, and all rewards of each role: all group-relative advantages are then zero."""
+        """True if the rewards differ, or those of any role do; otherwise all group-relative advantages are zero."""
         rewards = self.rewards.tolist()
         if max(rewards) > min(rewards):
             return True
@@ -346,15 +346,15 @@ class RefusalReason(StrEnum):
     HELD_OUT = "held_out"
     WRONG_PROMPT = "wrong_prompt"
     WRONG_EPISODE = "wrong_episode"  # observations or an end that a replay of its actions does not reproduce
-    NOT_BELIEVED = "not_believed"  # an environment whose observations are believed, of a node that is not listed for it
-    OTHER_ENVIRONMENT = "other_environment"  # the same, where its producer plays another version of the environment
+    NOT_BELIEVED = "not_believed"  # the environment believes observations of listed nodes only (`scored_from`)
+    OTHER_ENVIRONMENT = "other_environment"  # task or replay differ; the producer has another environment version
     TEXT_MISMATCH = "text_mismatch"
     BAD_TOKENS = "bad_tokens"  # ids outside the vocabulary, inconsistent lengths
-    UNUSABLE_TEXT = "unusable_text"  # as its tokenizer here cuts it; no honest node can know, so it costs nothing
+    UNUSABLE_TEXT = "unusable_text"  # by this node's tokenizer; its producer cannot know that, so it costs nothing
     BAD_LOGPROBS = "bad_logprobs"  # positive, NaN or infinite
     BAD_SAMPLING = "bad_sampling"
     BAD_VERSION = "bad_version"  # spans out of order, or versions that never existed
-    UNKNOWN_HEAD = "unknown_head"  # of a lineage of which too little is known here: its producer cannot know that
+    UNKNOWN_HEAD = "unknown_head"  # this node knows too little of the lineage; its producer cannot know that
     FALSE_REWARD = "false_reward"
     VERIFIER_FAILED = "verifier_failed"
     UNUSABLE_CORRECTION = "unusable_correction"  # the learner's recipe needs behaviour log-probs that are not there
@@ -392,7 +392,7 @@ class StreamFilter:
 
     relay: bool = False  # notices of groups that other nodes made
     wants_zero_variance: bool = False  # groups whose rewards are all equal
-    wants_turn_signal: bool = False  # at least those of them whose turns have different rewards
+    wants_turn_signal: bool = False  # at least the zero-variance groups whose turns have different rewards
     wants_commitments: bool = False  # commitments ahead of the holder's own groups
 
 
@@ -499,7 +499,7 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """The next task on the way to making a journalled step again: a trial of one group, or the step."""
+    """The next task in repeating a journalled step: a trial of one group, or the step itself."""
 
     trial: Digest | None = None  # a group to try alone first, without an update; None: make the step
     left_out: frozenset[Digest] = frozenset()  # groups to leave out of the step; if these are all, skip the step
@@ -521,7 +521,7 @@ class StepReport:
     num_local: int = 0  # groups of the own lineage
     num_external: int = 0  # groups of other lineages
     num_from_followers: int = 0  # part of num_local: groups that other nodes made with our weights
-    draw_step: int = 0  # Draw.step that it learned from; 0 settles any
+    draw_step: int = 0  # Draw.step that it learned from; 0 settles any draw
 
 
 SPLITS: Final = ("held_out", "all")  # of each environment's problems in an evaluation
@@ -550,11 +550,11 @@ class WarmUpReport:
     """Course of a supervised warm-up: what the model knew before it, and what it was shown."""
 
     num_steps: int  # supervised updates; 0: none were needed
-    num_answers: int = 0  # different ones that were shown
+    num_answers: int = 0  # distinct answers that were shown
     first_loss: float = 0.0  # nats per token of an answer, before the first update
-    last_loss: float = 0.0  # before the last
-    num_groups: int  # that were tried before, and again after
-    signal_before: int  # of them, with rewards that differ
+    last_loss: float = 0.0  # as `first_loss`, before the last update
+    num_groups: int  # tried before the warm-up, and again after it
+    signal_before: int  # number of these groups with rewards that differ, before the warm-up
     signal_after: int
     accuracy: dict[str, float] = field(default_factory=dict[str, float])  # environment -> held-out success before
 

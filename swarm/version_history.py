@@ -81,7 +81,7 @@ class VersionHistory:
         return True
 
     def rewind(self, step: int) -> list[PolicyVersion]:
-        """Abandons the versions of the branch in force beyond `step`, and returns them, oldest first."""
+        """Abandons the versions of the branch in force after `step`, and returns them, oldest first."""
         first = bisect_right(self._steps, step)
         gone = [self._current.pop(each) for each in self._steps[first:]]
         del self._steps[first:]
@@ -114,7 +114,7 @@ class VersionHistory:
         return self._current.get(step)
 
     def after(self, step: int, limit: int | None = None) -> list[PolicyVersion]:
-        """Versions of the branch in force beyond `step`, oldest first: up to `limit`, or all."""
+        """Versions of the branch in force after `step`, oldest first: up to `limit`, or all."""
         first = bisect_right(self._steps, step)
         last = None if limit is None else first + limit
         return [self._current[each] for each in self._steps[first:last]]
