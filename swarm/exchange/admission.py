@@ -39,24 +39,24 @@ from swarm.wire.envelopes import open_group, stated_bytes
 
 logger = logging.getLogger(__name__)
 
-MAX_CONCURRENT: Final = 8  # groups between the first byte looked at and the scoring of their answers
-_NUM_RESERVED: Final = 4  # slots for senders whose groups were admitted before: a flood of new keys delays no other
+MAX_CONCURRENT: Final = 8  # groups under check at a time, until their answers are scored
+_NUM_RESERVED: Final = 4  # slots of senders with admitted groups, so that a flood of new keys does not delay them
 _MAX_OF_ONE_SENDER: Final = 4
 _FIRST_TRY_CHARS: Final = 8192  # of a group whose party has no time left; 1 us each to encode and decode
 _FIRST_TRY_BYTES: Final = 65_536  # opened bytes of such a group
-_FREE_BYTES: Final = 8192  # opened at nobody's expense: 12 us, hardly more than the accounting
+_FREE_BYTES: Final = 8192  # opened without a charge: 12 us, hardly more than the accounting
 _OPEN_S_PER_BYTE: Final = 1.5e-9  # 4.4 to 6.2 ms for 4 MB, which may travel as 400 bytes
 _OVER_TIME: Final = RefusalReason.OVER_REPLAY_TIME, "its party has taken its seconds of this minute"
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Arrival:
-    """One group on its way through the checks, with the results so far."""
+    """One group under admission, with the results of the checks so far."""
 
-    sealed: SealedGroup  # as it travelled; hostile
+    sealed: SealedGroup  # as received; hostile
     via: NodeId  # the authenticated peer that sent it
     is_small: bool  # also when it is decompressed
-    turn: Turn[NodeId]  # ends before the answers are scored, which has turns of its own
+    turn: Turn[NodeId]  # ends before the answers are scored: the verifier has turns of its own
     group: RolloutGroup | None = None  # once digest, signature and structure hold
     order: int = 0  # among commitments and arrivals, once it is opened
     producer: Producer = field(init=False)  # pays for the CPU time of its texts, from `_form` on
@@ -94,7 +94,7 @@ class Admission:
         """Checks, scores and stores a group of another node; returns the scored group, or the counted refusal.
 
         Args:
-            sealed: the group as it travelled; hostile.
+            sealed: the group as received; hostile.
             via: the authenticated peer that sent the group.
         """
         finding = self._check_unread(sealed, via)
@@ -118,7 +118,7 @@ class Admission:
         return scored.is_made_here or check_form(scored.group, self._tokenizer, self._limits) is None
 
     def as_learned(self, scored: ScoredGroup) -> RolloutGroup:
-        """Returns a stored group with its texts cut as in a batch; a group made here is returned unchanged."""
+        """Returns a stored group with its texts cut as the learner cuts them; a group made here is unchanged."""
         return scored.group if scored.is_made_here else cut_group(scored.group, self._tokenizer)
 
     def refuse_items(self, via: NodeId) -> Refused:
@@ -223,7 +223,7 @@ class Admission:
     # --- opened: content and answers -----------------------------------------------------------------
 
     async def _form(self, group: RolloutGroup, arrival: Arrival) -> Finding:
-        """Checks the form of an opened group, for which the group's party pays the CPU time."""
+        """Checks the form of an opened group; the CPU time is charged to the group's party."""
         producer = arrival.producer = self._producer_of(group.producer, arrival.via)
         allowance = arrival.allowance = self._accounts.allowance(producer)
         num_chars = sum([sum(map(len, rollout.actions)) for rollout in group.rollouts])
@@ -284,7 +284,7 @@ class Admission:
         """The producer that pays for a group's CPU time; the relaying neighbour stands in for an unknown origin."""
         origin = self._origin_of(node_id)
         is_relayed = not origin and via != node_id
-        if is_relayed:  # keys are free: groups of such keys that one neighbour passes on count together
+        if is_relayed:  # keys are free: groups of such keys that one neighbour relays count together
             origin = f"relayed by {self._origin_of(via) or via}"
         return Producer(
             node_id=node_id,

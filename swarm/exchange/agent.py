@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 WAITING_SHARE = 0.5  # of the store, for groups that wait for a draw; the rest is for a resume, and for peers
 WINDOW_STEPS = 2  # steps whose groups one follower may have outstanding at most
-KEPT_AGES = 10  # times max_age_s: how long a group is served, and known as a duplicate, after nobody may use it
+KEPT_AGES = 10  # times max_age_s for which a stored group is kept and served, though no node may use it any more
 ESTABLISHED = 2  # `Agent.standing` of an established node in a run where not everybody is
 
 
@@ -228,9 +228,9 @@ class Agent:
     async def tidy(self, max_bytes: int) -> int:
         """Tidies weights; deletes groups too old for anyone, then the oldest beyond a byte budget; returns how many.
 
-        Groups that wait for a draw stay, or the draw could not be made again. Groups that the learner would draw again
+        Groups that wait for a draw stay, so that the draw can be made again. Groups that the learner would draw again
         from its last checkpoint, or from the one before it, stay unless the store exceeds its budget by a twentieth:
-        going on comes before going back, and a resume then reports its loss (`DrawJournal.redraw`).
+        new groups take precedence, and a resume then reports the loss (`DrawJournal.redraw`).
         """
         for weights in (self.version_publisher, self.weight_follower):
             if weights is not None:
@@ -248,7 +248,7 @@ class Agent:
         return self.context.pause.is_on
 
     def pause(self, since_s: float) -> None:
-        """Pauses the node: no new work begins until `resume`. `since_s`: wall-clock time from which on it is paused."""
+        """Pauses the node: no new work begins until `resume`. `since_s`: wall-clock start of the pause."""
         self.context.pause.since_s = since_s
         self.context.changed.fire()
 

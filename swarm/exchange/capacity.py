@@ -26,7 +26,7 @@ class GenerationCapacity:
     _journal: DrawJournal  # knows whether a step is under way
     _credit_ledger: CreditLedger  # groups that followers may still bring
     _peers: Peers  # the newest step of the own lineage
-    _num_running: int = field(default=0, init=False)  # of the own generator, which asks anew when its batch is made
+    _num_running: int = field(default=0, init=False)  # of the own generator, which asks again after each batch
 
     def __post_init__(self) -> None:
         self._config = self._context.config

@@ -1,7 +1,7 @@
 """Draw journal: the groups of each optimizer step, drawn, journalled, and handed out until the step was reported.
 
 Invariant: a draw is in the journal before anyone sees it, and draws are numbered without gaps, unless the journal is
-lost. A resume makes the same draws again; where their groups are gone, it logs that, and new draws have new numbers.
+lost. A resume makes the same draws again; if their groups are gone, the loss is logged, and new draws have new numbers.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from swarm.weight_sync.credit import CreditLedger
 logger = logging.getLogger(__name__)
 
 STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
-SAID_AFTER_S = 30.0  # of waiting with groups that fill no draw; those of others may be on the way
+SAID_AFTER_S = 30.0  # wait with groups that fill no draw before a warning: groups of other nodes may be on the way
 _CHECKPOINTS = "checkpoints"  # key of the note with the first draw after each of the newest two
 
 
@@ -45,7 +45,7 @@ class DrawJournal:
     _peers: Peers  # their heads decide how old an external group is
     _coordinator_view: CoordinatorView  # advised bounds and weights
     _intake_quota: IntakeQuota  # grows with each draw
-    _reputation: Reputation  # of those whose groups end the learner's process
+    _reputation: Reputation  # of producers whose groups end the learner's process
     _shares: DrawShares  # each party's places in earlier draws
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class DrawJournal:
 
     @property
     def is_under_way(self) -> bool:
-        """True if a draw was made and its step is not reported: the head will move on without groups that wait."""
+        """True if a draw was made and its step is not reported: the head will advance without the waiting groups."""
         return self._has_drawn
 
     @property
@@ -218,7 +218,7 @@ class DrawJournal:
             logger.warning("the journal could not note a checkpoint", extra={"error": str(error_)})
 
     async def stop(self) -> None:
-        """Records an orderly end of the node, for which no group of the step under way is blamed."""
+        """Records an orderly end of the node, so that no group of the step under way is blamed."""
         await self._attempts.stop(None if self._pending is None else self._pending.step)
 
     async def settle(self, report: StepReport) -> None:
@@ -236,6 +236,6 @@ class DrawJournal:
         self.num_set_aside += max(0, len(draw.groups) - num_local - num_external)
 
     def _lag_bound(self) -> int | None:
-        """The smaller age bound, in steps, of coordinator's advice and learner's guard; None without either."""
+        """The smaller age bound, in steps, of the coordinator's advice and the learner's guard; None without either."""
         known = (self._coordinator_view.advice.max_age_steps, self._guard_max_age_steps)
         return min((int(bound) for bound in known if bound is not None), default=None)

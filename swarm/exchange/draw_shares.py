@@ -1,22 +1,22 @@
 """Shares of the draws: the places of a step that each party may take with groups that other nodes made.
 
-A step has J places for groups of other lineages, and its followers share the I local places that the node does not fill
-itself. Empty places count too, so that a share is a share of the whole step: otherwise newcomers alone in the swarm
-would fill all of it.
+A step has `external_groups` places for groups of other lineages, and followers share those of its `local_groups` places
+that the node does not fill itself. Empty places count too, so that a share is a share of the whole step: otherwise
+newcomers that are alone in the swarm would fill the step.
 
 Invariant, in every run: of SHARE consecutive places all newcomers together have at most one. A group without log-probs
 counts as a newcomer's, whoever made it.
 
-In an open run also: of each WINDOW of places one established party, or the keys of one subnet, has at most
-max(1/8, 1/n) rounded up to a whole place, where n counts the established parties that took a place in the window or
-have a group waiting. Where tasks hardly repeat, one task has at most an eighth of the places of a draw, or one, and one
-or a few places of a window for each party, subnet, and all newcomers (`TaskQuota`). A private run bounds neither
-parties nor tasks: people let a few nodes memorise one task to test their setup.
+In an open run also: of each WINDOW of places one established party, or the keys of one subnet, has at most a share of
+max(1/8, 1/n), rounded up to a whole place, where n counts the established parties that took a place in the window or
+have a group waiting. If tasks hardly repeat, one task has at most an eighth of the places of a draw (at least one
+place), and each party, each subnet and all newcomers together have at most one or a few places of a window for one task
+(`TaskQuota`). A private run bounds neither parties nor tasks: people let a few nodes memorise one task to test a setup.
 
 Intended consequences:
 - In an open run of newcomers alone each draws at most one group in eight places from the others.
-- A trainer that does not generate and whose followers are all newcomers, or all leave out log-probs, waits, as a step
-  of their groups alone would be theirs. Its log says what to change.
+- A trainer that does not generate, and whose followers are all newcomers or all leave out log-probs, waits: a step of
+  such groups alone would exceed the newcomers' share. Its log names the remedy.
 - Slow established followers do not stop a trainer. A follower that delivers is held to its share as long as others may
   still bring theirs; once nobody gets credit any more (groups that found no place count), the step consists of the
   groups that the shares allow, and of one at least, which may exceed the share of a step of fewer than eight places.
@@ -181,8 +181,8 @@ class DrawPlaces:
         Args:
             producer: producer of the group.
             is_newcomer: True if the group counts as a newcomer's.
-            of_places: if not 0, the party also has at most its share of so many places of this draw, so that a party
-                that comes first does not fill a step.
+            of_places: number of places; if not 0, the party may take only its share of this many places in this draw,
+                so that the first party does not fill a step.
         """
         if is_newcomer:
             return self.may_take_newcomer

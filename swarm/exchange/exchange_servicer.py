@@ -28,7 +28,7 @@ from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import require_digest, watch_from_message, watched_to_message
 
-FETCH_BYTES: Final = 2**18  # of a group or chunk in one message: what a broken connection costs at most
+FETCH_BYTES: Final = 2**18  # most of a group or chunk in one message: a broken connection loses no more
 INLINE_BYTES: Final = 2**20  # a larger group travels as a notice and is fetched
 
 Piece = TypeVar("Piece", pb.FetchResponse, pb.FetchChunkResponse)
@@ -114,7 +114,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
 
     @asynccontextmanager
     async def _one_stream(self, peer: NodeId, context: Context) -> AsyncGenerator[None]:
-        """Counts a stream while it is open. Raises Unavailable without room, or when the stream has to make room."""
+        """Counts a stream while it is open. Raises Unavailable if there is no room, or if the stream must make room."""
         subnet = peer_subnet(context.peer())
         self._note_call(peer, subnet)
         own = self._streams.get(peer, [])
@@ -158,7 +158,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         self._end_one_of(others, by_subnet=not is_shared)
 
     def _end_one_of(self, streams: Mapping[NodeId, list[asyncio.Timeout]], *, by_subnet: bool = True) -> None:
-        """Ends the newest stream of the peer with the most; `by_subnet`: of the subnet with the most streams."""
+        """Ends the newest stream of the peer with the most; `by_subnet`: in the subnet with the most streams."""
         num_of = self._num_of_subnets(streams)
         victim = max(streams, key=lambda peer: (by_subnet and num_of[self._subnets[peer]], len(streams[peer])))
         streams[victim].pop().reschedule(asyncio.get_running_loop().time())

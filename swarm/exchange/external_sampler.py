@@ -1,8 +1,8 @@
 """Sampler of external groups for a step: first a party, then one of its groups.
 
-Each place of a step goes to a party that has fewest in this step, in random order; within the party the sampler
-decides: any group, the youngest first, or weighted by how much each source helps. So more groups or more keys get no
-more draws. All newcomers count as one party, and share its places in the same way.
+Each place of a step goes to the party with the fewest places in this step, in random order; within the party the
+sampler decides: any group, the youngest first, or weighted by how much each source helps. So a party gains no draws by
+more groups or more keys. All newcomers count as one party, and share its places in the same way.
 
 Invariant: the order depends only on the candidates, the places before it, the source weights, the seed and the step,
 never on the order of arrival or on the number of attempts at a draw.
@@ -67,7 +67,7 @@ def choose(
     step: int,
     source_weights: Mapping[NodeId, float],
 ) -> list[Group]:
-    """Chooses up to `count` candidates for the next `count` places of one step; places without one are left free.
+    """Chooses up to `count` candidates for the next `count` places of one step; other places are left free.
 
     Args:
         sampler, seed, step, source_weights: see `sample`.
@@ -140,8 +140,8 @@ def sample(
     """Up to `count` candidates without repetition, in the order of drawing.
 
     Args:
-        sampler: `uniform`: any order is equally likely; `fresh`: lowest age first, then seen last; `effective`: each
-            next with probability in proportion to its source's weight, and never from a source of weight 0.
+        sampler: `uniform`: all orders are equally likely; `fresh`: lowest age first, then largest `first_seen_s`;
+            `effective`: each group with probability proportional to its source's weight, never one of weight 0.
         candidates: any order.
         count: most to take, >= 0.
         seed: seed of the node.

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _RESERVE_BYTES: Final = 16 * 2**20  # room for journal and tombstones when bodies have filled their budget
 _SCHEMA_VERSION: Final = 1
-_BOOT: Final = "boot"  # key in the table of meta data: the start of the machine in which the file is, or was, open
+_BOOT: Final = "boot"  # key in the table of meta data: id of the machine's boot during which the file is, or was, open
 
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -140,7 +140,7 @@ class GroupFile:
         self._num_bytes = int(self._scalar("SELECT COALESCE(SUM(size_bytes), 0) FROM groups"))
 
     def _begin_epoch(self) -> None:
-        """Begins another epoch if the machine restarted with the file open: known positions may be lost, and reused."""
+        """Begins another epoch if the machine restarted with the file open: log positions may be lost and reused."""
         known, now = self._rows("SELECT value FROM meta WHERE key = ?", (_BOOT,)), boot_id()
         if known and now and known[0][0] != now:
             self.epoch = secrets.token_hex(8)
@@ -178,7 +178,7 @@ class GroupFile:
     def _transaction(self, size_bytes: int, *, is_synced: bool = True) -> Generator[None, None, None]:
         """Runs the block, all or nothing. Raises StorageFull on a full or failing disk, with everything before intact.
 
-        `is_synced`: a power cut loses neither this nor anything before it, for one fsync.
+        `is_synced`: a power cut loses neither this transaction nor any before it, at the cost of one fsync.
         """
         try:
             if self._before_write is not None:

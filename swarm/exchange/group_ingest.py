@@ -31,7 +31,7 @@ _NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_CREDIT}  # refusals th
 _UNSIGNED = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_REPUTATION, RefusalReason.OVER_QUOTA}
 
 MAX_DETAIL: Final = 200  # characters of a refusal's detail, which may quote its producer
-STRAY_PAUSE_S: Final = 10.0  # a follower that sent a group of another lineage is treated as any peer for so long
+STRAY_PAUSE_S: Final = 10.0  # time for which a follower that sent another lineage's group counts as any peer
 
 
 Fetch = dict[NodeId, Callable[[], None]]  # one fetch of a group: other announcers, and how each queues it again
@@ -40,7 +40,7 @@ Fetch = dict[NodeId, Callable[[], None]]  # one fetch of a group: other announce
 class FetchQueue:
     """Announced groups that are being fetched, each with the other neighbours that announced it too.
 
-    Invariant: another neighbour fetches a group only if the first one does not deliver it, or not soon.
+    Invariant: another neighbour fetches a group only if the fetch from the first one failed or takes long.
 
     Example:
         if not queue.announce(digest, neighbour, fetch_later):
@@ -54,7 +54,7 @@ class FetchQueue:
         return len(self._fetches)
 
     def announce(self, digest: Digest, neighbour: NodeId, fetch_later: Callable[[], None]) -> bool:
-        """True if the group is being fetched already; then `fetch_later` is called if the fetch is passed on."""
+        """True if the group is being fetched already; `pass_on` of that fetch then calls `fetch_later`."""
         fetch = self._fetches.get(digest)
         if fetch is not None:
             fetch.setdefault(neighbour, fetch_later)
@@ -71,7 +71,7 @@ class FetchQueue:
             del self._fetches[digest]
 
     def pass_on(self, digest: Digest, fetch: Fetch) -> None:
-        """Ends a fetch that failed or takes long, and leaves the group to earlier and later announcers."""
+        """Ends a fetch that failed or takes long: the other announcers, and later ones, may fetch the group."""
         if self._fetches.get(digest) is fetch:
             del self._fetches[digest]
             for fetch_later in fetch.values():
@@ -185,7 +185,7 @@ class GroupIngest:
             self._arrived(producer, is_admitted=False)
 
     def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
-        """True if a refused group used up credit: its producer sent it, not late under an earlier stream."""
+        """True if a refused group used up credit: its producer sent it, unless it is too old and of an earlier stream."""
         if refused.producer is None or refused.producer != via or refused.reason in _NOT_COUNTED:
             return False
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None

@@ -1,8 +1,8 @@
 """Streams of groups to peers, single groups by digest, and (through `WeightServer`) weights.
 
 Invariant: a group is sent only after it was stored and is known to be worth sending. A peer does not get groups that it
-made or sent us, nor groups older than anyone may use, nor zero-variance groups unless it asks for them; but a trainer
-gets every group that we made with its policy. Peers that give groups come first (`send_order.py`).
+made or sent us, nor groups too old for any node, nor zero-variance groups unless it asks for them; but a trainer gets
+every group that we made with its policy. Peers that give groups come first (`send_order.py`).
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class GroupStreams:
 
     @contextmanager
     def putting(self) -> Generator[None]:
-        """Marks while the block runs that one of our groups is being stored: streams that see it wait for `offer`."""
+        """Marks one of our groups as being stored while the block runs; a stream that meets it waits for `offer`."""
         self._num_putting += 1
         try:
             yield
@@ -111,7 +111,7 @@ class GroupStreams:
 
     @contextmanager
     def admitting(self, digest: Digest) -> Generator[None]:
-        """Marks while the block runs that a peer's group is being admitted: streams that see it wait for `offer`."""
+        """Marks a peer's group as being admitted while the block runs; a stream that meets it waits for `offer`."""
         self._admitting[digest] += 1
         try:
             yield

@@ -27,7 +27,7 @@ from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import MAX_CHUNK_BYTES, watch_to_message, watched_from_message
 
-LEAST_PIECE_BYTES: Final = 2**16  # except the last: byte by byte, one body would take a million calls
+LEAST_PIECE_BYTES: Final = 2**16  # least piece, except the last: byte by byte, one body would take a million calls
 MAX_BEGUN_BYTES: Final = 16 * 2**20
 KEPT_S: Final = 120.0  # an honest retry comes sooner
 _HASH_IN_THREAD_BYTES: Final = 2**20
@@ -35,14 +35,14 @@ CloseWay = Callable[[], Awaitable[None]]  # ends the socket that a connection go
 
 
 class FalsePiece(Unavailable):
-    """Error of a transfer in which a peer sent a false piece of a body, or none; the beginning kept is useless."""
+    """A peer sent a piece that does not continue the body, or no piece; the kept beginning of the body is useless."""
 
 
 class BegunBodies:
     """Beginnings of bodies whose transfer broke off, for the next fetch from the same peer.
 
-    They are kept by peer, so a false beginning spoils only transfers of its own sender. Beyond `max_bytes` the peer
-    with the most bytes loses its oldest. `keep` drops all older than KEPT_S: many keys would fill the room for ever.
+    Beginnings are kept by peer, so a false one spoils only its sender's transfers. Beyond `max_bytes` the peer with the
+    most bytes loses its oldest. `keep` drops those older than KEPT_S, or many keys could fill `max_bytes` for ever.
     """
 
     def __init__(self, clock: Clock, max_bytes: int = MAX_BEGUN_BYTES) -> None:

@@ -32,7 +32,7 @@ class KnownVersions:
         self._others = BoundedTable[str, VersionHistory](MAX_LINEAGES)  # the lineage found last comes last
 
     def publish(self, version: PolicyVersion) -> None:
-        """Continues our own lineage from this version; versions beyond it, or in its place, are abandoned."""
+        """Continues our own lineage from this version; later versions, and another one of its step, are abandoned."""
         assert version.policy_id == self._policy_id, version
         self._is_published = True
         self._own.rewind(version.step)

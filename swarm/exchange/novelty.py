@@ -10,7 +10,7 @@ model's). So an answer counts with its *bits*, and the rule depends on whose fig
 - The *copier's* figure cannot count: it would claim none. The *first producer's* figure is safe against honest
   producers: a policy that draws an answer of b bits hits an independently drawn one with a probability of at most
   2 ** -b, whatever policy drew the other one; n known answers make that n * 2 ** -b. So k equal answers exclude chance
-  by the sum of their bits less k * log2(n), or, if all are of one group of G, less k * log2(G) + log2(n).
+  by the sum of their bits less k * log2(n), or, if all are of one group of G, less (k * log2(G) + log2(n)).
 - A first producer that lies upwards could make honest groups look like copies if it can guess their answers. So no
   answer counts for more than its chosen tokens times the mean bits of a token in this node's *own* groups of the
   environment, which no peer can move; guessable answers are short, and equal answers in a group count once. A trainer
@@ -22,7 +22,7 @@ model's). So an answer counts with its *bits*, and the rule depends on whose fig
   producer's own content, like content without log-probs, counts with an eighth of this node's own mean, whatever is
   claimed: groups of one producer that are equal by chance have few bits.
 
-The first producer is the one that *committed* first, with a hash over producer and content that goes out ahead of the
+The first producer is the one that *committed* first, with a hash over producer and content that is sent before the
 group. Only a node that knows the content can commit to it, so a copy's commitment is later if the original's arrived
 before its content did; a copy that was admitted before the original came is then dropped again. A refusal is blamed on
 nobody: without commitments the copy may have overtaken the original. Edited texts, which no policy drew, are not found
@@ -45,7 +45,7 @@ from swarm.flow import BoundedTable, RunningMean
 from swarm.trust_policy import MIN_BITS, UNCLAIMED_SHARE
 from swarm.types import Digest, NodeId, Rollout, RolloutGroup
 
-CHANCE_BITS: Final = 32.0  # by which chance is excluded
+CHANCE_BITS: Final = 32.0  # bits of evidence that exclude chance
 MAX_ANSWERS: Final = 2**16  # remembered; the oldest make room
 MAX_COMMITMENTS: Final = 512  # of one neighbour that wait for their groups
 _MAX_NEIGHBOURS: Final = 256
@@ -182,7 +182,7 @@ class Novelty:
     # --- commitments ---------------------------------------------------------------------------
 
     def commit(self, commitments: Sequence[Digest], via: NodeId) -> None:
-        """Records a neighbour's commitments; the first time of each counts, and none displaces another neighbour's."""
+        """Records a neighbour's commitments; the first arrival counts, and none displaces another neighbour's."""
         table = self._committed.get(via)
         if table is None:
             table = self._committed[via] = BoundedTable[Digest, int](MAX_COMMITMENTS)
@@ -193,7 +193,7 @@ class Novelty:
     def order(self, group: RolloutGroup, arrived: int | None = None) -> int:
         """The place of a group among commitments and arrivals: the earlier of its first commitment and its arrival.
 
-        Reads every text, so too long texts have to be refused before. `arrived`: place of the arrival; None: now.
+        Reads every text, so texts that are too long must be refused first. `arrived`: its place; None: arrives now.
         """
         commitment = commitment_of(group)
         orders = [table[commitment] for table in self._committed.values() if commitment in table]

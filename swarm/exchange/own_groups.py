@@ -119,7 +119,7 @@ class OwnGroups:
     async def seal_and_store(
         self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()
     ) -> tuple[ScoredGroup, SealedGroup, bool]:
-        """Claims the sandbox's rewards for a group, or those of `outcomes`, signs it and stores it.
+        """Adds the sandbox's rewards, or those of `outcomes`, to a group as claims; signs and stores the group.
 
         Returns:
             The group in both forms, and True if it was stored before.
@@ -163,10 +163,10 @@ class OwnGroups:
         return scored, sealed, False
 
     def check_own(self, group: RolloutGroup, verdict: Verdict) -> None:
-        """Refuses a group that peers would charge us for: an episode broke off, or its replay here gives another one.
+        """Refuses a group that peers would charge us for: an episode broke off, or differs from its replay here.
 
-        Checks episodes of several turns only, and none on a node alone, whose environments need not repeat episodes in
-        a replay. Raises RolloutFailed: the group has to be dropped.
+        Checks only episodes of several turns, and none on a node that runs alone, whose environments need not be
+        reproducible. Raises RolloutFailed: the group has to be dropped.
         """
         limits = self._limits
         if self._context.config.is_alone or group.env not in limits.episode_environments:

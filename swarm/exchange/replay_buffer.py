@@ -91,7 +91,7 @@ class ReplayBuffer:
 
     @property
     def num_for_draws(self) -> int:
-        """Number of local groups that make a draw possible: newcomers' groups only fill places beside others."""
+        """Number of local groups that make a draw possible; newcomers' groups alone do not."""
         return len(self._held.local) - len(self._held.new_followers)
 
     @property
@@ -145,10 +145,10 @@ class ReplayBuffer:
     ) -> Draw | None:
         """Draws the groups of one step and counts them as used; None while too few local ones may be drawn.
 
-        Takes I local groups, oldest first (fewer at capacity, where shares leave others out), and up to J external
-        ones. Local groups without signal count toward I and are used up without being handed out, unless the
-        configuration keeps them. Local groups of a draw in which nothing has signal are used up, and the next draw is
-        tried.
+        Takes `local_groups` local groups, oldest first (fewer at capacity, if shares exclude the rest), and up to
+        `external_groups` external ones. Local groups without signal count toward `local_groups` and are used up without
+        being handed out, unless the configuration keeps them. If no group of a draw has signal, its local groups are
+        used up, and another draw is tried.
 
         Args:
             step: number of the step; seeds the sampler.
@@ -190,9 +190,9 @@ class ReplayBuffer:
         return has_signal or config.keep_zero_variance
 
     def _choose_local(self, places: DrawPlaces, num_withheld: int) -> list[ReplayEntry] | None:
-        """The next I local groups, oldest first, with their places taken; None while too few may be drawn.
+        """The next `local_groups` local groups, oldest first, with their places taken; None while too few may be drawn.
 
-        Fewer than I where no more can come because the buffer is at capacity, and the shares leave some groups out.
+        Fewer if the buffer is at capacity, so that no more groups can come, and the shares exclude some of its groups.
         """
         count = self._config.local_groups
         if not self._shares.are_bounded and len(self._held.local) < count:
@@ -224,7 +224,7 @@ class ReplayBuffer:
         """The oldest group that may take the next place; None if there is none.
 
         A group without room is tried again at each later place, as older places leave the window: otherwise younger
-        groups of its party would be drawn, and it would grow too old.
+        groups of its party would be drawn, and the older group would become too old.
         """
         count, has_room = self._config.local_groups, dict[tuple[NodeId, bool], bool]()
         for entry in local:
@@ -238,7 +238,7 @@ class ReplayBuffer:
         return None
 
     def _is_at_capacity(self, num_withheld: int) -> bool:
-        """True if so many local groups came that nobody gets credit for more; see `GenerationCapacity`."""
+        """True if the local groups here leave no credit for further groups; see `GenerationCapacity`."""
         if self._share_of_bytes >= NEARLY_FULL:
             return True
         if self._config.barrier and self.num_for_draws + self.num_turned_away >= self._config.local_groups:
@@ -251,7 +251,7 @@ class ReplayBuffer:
         return min(self._usable(self._max_age_steps), self._config.max_groups)
 
     def most_taken_off(self) -> int:
-        """Most local groups that credit may withhold: the rest still makes a draw, and one group more."""
+        """Most local groups that the credit ledger may withhold: the rest suffices for a draw and one more group."""
         return max(0, self._most_local - self._config.local_groups - 1)
 
     def _choose_external(
@@ -303,10 +303,10 @@ class ReplayBuffer:
     # --- age and capacity ----------------------------------------------------------------------
 
     def capacity(self, head_step: int, running: int) -> int:
-        """Number of groups that may be started now so that none becomes too old to use, >= 0; 0 if none are drawn.
+        """Number of groups that may be started now so that none becomes too old to use, >= 0.
 
-        (max_age_steps + 1) * I groups are used up before a group that starts now exceeds its age; groups that wait or
-        are being generated, here or elsewhere, come first.
+        (max_age_steps + 1) * local_groups groups are used up before a group that starts now becomes too old; groups
+        that wait or are being generated, here or elsewhere, come first.
 
         Args:
             head_step: newest step of our own lineage.
@@ -370,7 +370,7 @@ class ReplayBuffer:
     def _is_newcomers(self, scored: ScoredGroup) -> bool:
         """True if a group counts as a newcomer's: its maker, another node, is not established or left out log-probs.
 
-        No script can invent exact log-probs without the policy, in a private run neither.
+        Only a node that has the policy can give its exact log-probs, in a private run too.
         """
         if scored.is_made_here:
             return False
@@ -413,7 +413,7 @@ class ReplayBuffer:
         return left <= uses_left
 
     def _is_main_source(self, entry: ReplayEntry) -> bool:
-        """True if one follower, beside others, holds more than half of the usable groups, and more than one draw."""
+        """True if the entry's follower, one of several, has more groups here than a draw or half of `_usable`."""
         num_held = len(self._held.followers.of(entry.source)) if entry.is_own_policy else 0
         most = max(self._config.local_groups, self._usable(self._config.max_age_steps) // 2)
         return most < num_held < len(self._held.local)

@@ -123,7 +123,7 @@ class ReplayTables:
 
 
 def _source_of(entry: ReplayEntry) -> str:
-    """The source that a group is counted for: its party, or for the own lineage the follower that had the credit."""
+    """The source that a group counts for: its producer's party, or in the own lineage the follower that made it."""
     return entry.source if entry.is_own_policy else entry.party
 
 

@@ -12,7 +12,7 @@ from swarm.clock import CLOCK_SKEW_S
 from swarm.exchange.checks.admission_limits import AdmissionLimits, Finding
 from swarm.types import PolicyVersion, RefusalReason, RolloutGroup
 
-HEAD_SLACK_STEPS: Final = 1024  # a group may be so far ahead of the newest head known of another lineage
+HEAD_SLACK_STEPS: Final = 1024  # most that a group may be ahead of the newest head known of another lineage
 
 
 class HasSteps(Protocol):

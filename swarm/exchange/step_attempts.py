@@ -1,8 +1,8 @@
 """Steps made again after their process ended in the middle: counted, and their groups tried alone after two deaths.
 
-Invariant: the group to be tried is on the disk before it is tried, so that the end of the process names the group. A
-group is given up only where it ended a worker alone while the agent lived on, or ended the whole node alone twice; two
-deaths that no group caused lose none.
+Invariant: the digest of a group is on the disk before the group is tried, so that a death of the process names it. A
+group is given up only if a trial of it alone ended the worker while the agent lived on, or ended the whole node twice;
+two deaths that no group caused lose no group.
 """
 
 import json
@@ -110,7 +110,7 @@ class StepAttempts:
                 await self._save()
 
     async def stop(self, pending: int | None) -> None:
-        """Takes back the newest beginning, so that nobody is blamed. `pending`: draw whose step was not reported."""
+        """Takes back the newest beginning, so that no group is blamed. `pending`: draw whose step was not reported."""
         step = self._begun if self._begun is not None else pending
         if step is None:
             return

@@ -1,4 +1,4 @@
-"""Checks of a group's form: everything that group, vocabulary and limits decide before an episode is replayed.
+"""Checks of a group's form: everything that can be decided without a replay, from the group, vocabulary and limits.
 
 Invariant: each text is encoded once, however many checks need its tokens, and the result states the CPU time of the
 checks, for which the group's party pays.
@@ -194,7 +194,7 @@ def _check_length(traces: Sequence[TokenTrace], limits: AdmissionLimits) -> Find
 
 
 def _check_cut_off(most_tokens: int, limits: AdmissionLimits) -> Finding:
-    """Checks that an answer that was cut off can have `max_new_tokens` tokens; a text has at least a byte for each."""
+    """Checks that an answer that was cut off can have `max_new_tokens` tokens; a token has at least one byte."""
     if most_tokens < limits.max_new_tokens:
         return RefusalReason.BAD_TOKENS, f"cut off after {most_tokens} tokens or fewer of {limits.max_new_tokens}"
     return None
@@ -218,7 +218,7 @@ def _check_tokens(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer: 
 
 
 def _check_reencoded(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """Checks that texts are not too long and survive encoding here; those of too many tokens are cut off later."""
+    """Checks that texts are not too long and survive encoding here; texts of too many tokens are cut later."""
     longest, most = max(len(rollout.text) for rollout in group.rollouts), most_chars(limits.max_new_tokens)
     if longest > most:
         return RefusalReason.UNUSABLE_TEXT, f"{longest} characters exceed {most}"

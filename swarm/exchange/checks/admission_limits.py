@@ -22,9 +22,9 @@ def first(findings: Iterable[Finding]) -> Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionLimits:
-    """Bounds that a group has to keep to be admitted."""
+    """Bounds on a group for its admission."""
 
-    max_group_bytes: int = 4 * 2**20  # as it travels and decompressed
+    max_group_bytes: int = 4 * 2**20  # as sent, and also when decompressed
     group_size: int = 8  # rollouts, exactly
     largest_group: int = 0  # 0, or groups have any size from 2 to this
     max_age_steps: int = 4

@@ -1,7 +1,7 @@
 """Checks of episodes of several turns: their form, and every observation, reward and end against the replay here.
 
-Invariant: a learned token that the model did not choose is the one that this node's own replay and tokenizer put there;
-only observations of nodes listed in `scored_from` are believed.
+Invariant: every learned token that the model did not choose comes from this node's own replay and tokenizer; only
+observations of nodes listed in `scored_from` are believed.
 
 Shape letters: T response tokens, K turns.
 """
@@ -52,7 +52,7 @@ def turns_of(trace: TokenTrace) -> list[TurnBounds] | None:
 
 
 def check_episodes(group: RolloutGroup, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
-    """Checks the form of episodes: everything that group, vocabulary and limits decide before a replay."""
+    """Checks the form of episodes: everything that can be decided before a replay."""
     is_ours = group.tokenizer_digest == tokenizer.digest
     # of all rollouts, before a text of any is encoded
     finding = first(
@@ -115,7 +115,7 @@ def check_num_turns(group: RolloutGroup, max_turns: int, verifier: str) -> Findi
 def check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
     """Checks that texts are cut into about as many tokens as usual: no peer can teach our policy to spell out words.
 
-    The bound is for the group, since one text may have collapsed into tokens that merge: 64 spaces are 2 tokens.
+    The bound is on the whole group: the usual encoding of a single text may have far fewer tokens (64 spaces have 2).
     """
     masks = [rollout.trace.action_mask for rollout in group.rollouts if rollout.trace is not None]
     num_tokens = sum([int(np.count_nonzero(mask)) for mask in masks])
@@ -182,7 +182,7 @@ def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, li
 
 
 def _check_num_chars(rollout: Rollout, limits: EpisodeLimits) -> Finding:
-    """Checks that texts are short enough to be encoded here; texts of honest nodes are."""
+    """Checks that texts are short enough to be encoded here, as texts of honest nodes are."""
     longest, most = max(map(len, rollout.actions)), most_chars(limits.max_new_tokens)
     if longest > most:
         return RefusalReason.UNUSABLE_TEXT, f"{longest} characters of an action exceed {most}"
