@@ -61,8 +61,8 @@ class Batch:
     is_external: Tensor  # bool [N], of another lineage than our own
     temperature: Tensor  # float32 [N], > 0
     length: Tensor  # int64 [N], trained tokens before any member was dropped
-    max_new_tokens: Tensor  # int64 [N], what the generator was allowed in all the turns that there were
-    is_truncated: Tensor  # bool [N], ended by that limit
+    max_new_tokens: Tensor  # int64 [N], token limit of the generator, summed over the turns
+    is_truncated: Tensor  # bool [N], cut off by a token limit
     corrections: tuple[Correction, ...]  # N
     texts: tuple[str, ...]  # N responses
     prompts: tuple[Tensor, ...]  # M tensors int64 [P]
@@ -72,7 +72,7 @@ class Batch:
     step_rollouts: int
     step_groups: int
     is_from_peer: Tensor | None = None  # bool [N], made by another node: its log-probs are a claim; None: is_external
-    is_newcomer: Tensor | None = None  # bool [N], by a node that is not established; None: nobody is one
+    is_newcomer: Tensor | None = None  # bool [N], by a node that is not established; None: no rollout
     proximal_logprobs: Tensor | None = None  # float32 [N, L], policy at the start of the update
     reference_logprobs: Tensor | None = None  # float32 [N, L], frozen reference policy
     baseline_rewards: Tensor | None = None  # float32 [M], of one greedy response to each prompt
@@ -82,7 +82,7 @@ class Batch:
     segment_ids: Tensor | None = None  # int64 [N, L], of text that two tokenizers both cut out; -1: of none
     segment_logprobs: Tensor | None = None  # float32 [N, L], the generator's of a segment, at its first token; else 0
     conversation_ids: Tensor | None = None  # int64 [N, L], a token sees those of its own; None: all are in the first
-    turn_rewards: Tensor | None = None  # float32 [N, K], of the replay here; like all below None: single answers only
+    turn_rewards: Tensor | None = None  # float32 [N, K], from our replay; None: single answers only
     num_turns: Tensor | None = None  # int64 [N]
     num_calls: Tensor | None = None  # int64 [N, K], well-formed tool calls of each turn
     answer_probs: Tensor | None = None  # float32 [N, K], `swarm.learn.requested_scores`; for recipes that ask
@@ -93,7 +93,7 @@ class Batch:
     actions: tuple[Actions, ...] | None = None  # N of num_turns, texts of the turns
     outcomes: Tensor | None = None  # float32 [N], rewards before reward parts changed them; None until then
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
-    memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the recipe's parts remember, plain data
+    memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # memory of the recipe's parts, plain data
     ratio_ceiling: float = RATIO_CEILING  # of other nodes' tokens; infinite: none
     learning_rate: float = 0.0  # of the update that this batch is for, warm-up included; 0: none follows
     ratio_band: float = math.inf  # tokens whose known ratio is outside [1/band, band] are left out (the guard's cap)
@@ -248,7 +248,7 @@ def weighted_rows(
     prompts: Sequence[Sequence[int]],
     behavior_logprobs: Tensor | None = None,
 ) -> Batch:
-    """Returns a batch of rows that nobody generated or scored here, each a group of its own, at temperature 1.
+    """Returns a batch of given rows without rewards, each a group of its own, at temperature 1.
 
     Args:
         token_ids: int64 [N, L], right-padded with 0.

@@ -31,7 +31,7 @@ class Coefficients:
     bounded: Tensor  # bool [N, L], trained tokens with an advantage that the weight rule clipped or capped
     factor: Tensor  # [N, L], product of the corrections; 0 where one or the ceiling dropped a token
     masses: Tensor  # [N, 2], see `mass_clip.rollout_masses`, before the clip
-    kept: Tensor  # [N, 2], after it
+    kept: Tensor  # [N, 2], masses after the clip
 
     def spread(self, members: Tensor, num_rollouts: int) -> "Coefficients":
         """Returns `num_rollouts` rows: these rows at the indices `members` (int64 [N]), 0 elsewhere."""

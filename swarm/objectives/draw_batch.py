@@ -46,7 +46,7 @@ def make_batch(
         draw: at least one group; every group has as many rewards as rollouts.
         tokenizer: our own.
         device: device of the tensors.
-        task_of: rebuilds the task of a group of another tokenizer, for its prompt.
+        task_of: rebuilds the task of a group made with another tokenizer, to encode the prompt anew.
         policy_id: our own lineage; groups of other lineages are external. None: groups of other nodes are external.
 
     Raises:
@@ -119,7 +119,7 @@ def make_batch(
 
 
 def own_prompt_ids(scored: ScoredGroup, tokenizer: Tokenizer, task_of: TaskOf | None) -> list[int]:
-    """Returns the prompt in our own tokens. Raises ConfigError if that takes the task and `task_of` is None."""
+    """Returns the prompt in our own tokens. Raises ConfigError if this needs the task and `task_of` is None."""
     group = scored.group
     if scored.correction is not Correction.TEXT_ONLY or group.tokenizer_digest == tokenizer.digest:
         return group.prompt_ids.tolist()

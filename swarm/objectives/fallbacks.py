@@ -77,7 +77,7 @@ class RecipeSet:
         return frozenset[Requirement]().union(*(recipe.needs for recipe in self.used.values()))
 
     def with_main(self, recipe: Recipe) -> "RecipeSet":
-        """Returns a set with this main recipe; kinds that only the old main recipe accepts fall back to that one."""
+        """Returns a set with this main recipe; the old main recipe is the fallback of kinds that this one refuses."""
         kept = {kind: self.main for kind in KEYS if self.main.accepts(kind) and not recipe.accepts(kind)}
         return RecipeSet(main=recipe, fallbacks={**self.fallbacks, **kept})
 
@@ -117,7 +117,7 @@ class RecipeSet:
 
 
 def merged(batch: Batch, slices: Sequence[RecipeSlice]) -> Batch:
-    """Returns the batch with the per-rollout tensors that all slices have taken from them, `group_index` excepted."""
+    """Returns the batch with the per-rollout tensors that all slices have, joined from them; `group_index` stays."""
     if len(slices) == 1:
         return slices[0].batch
     found = [each.batch.per_rollout for each in slices]

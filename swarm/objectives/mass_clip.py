@@ -25,7 +25,7 @@ WINDOW: Final = 64  # updates whose own groups are the reference
 
 
 def rollout_masses(by_logprob: Tensor, by_entropy: Tensor | None, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Masses [N, 2] of rollouts: sum |c_t| and sum |c_t| (1 - pi_t), with the sizes of entropy coefficients in both.
+    """Masses [N, 2] of rollouts: sum |c_t| and sum |c_t| (1 - pi_t), plus the sum of |entropy coefficients| in both.
 
     Args:
         by_logprob: [N, L], coefficients.

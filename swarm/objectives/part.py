@@ -36,7 +36,7 @@ Memory = Mapping[str, Any]
 
 
 class Scope(StrEnum):
-    """Tokens that a coefficient depends on; for GROUP and STEP a step is scored before its first backward pass."""
+    """Tokens that a coefficient depends on; if these span several micro-batches, the whole step is scored first."""
 
     TOKEN = "token"
     ROLLOUT = "rollout"
@@ -59,19 +59,19 @@ class Requirement(StrEnum):
     BASELINE_ROLLOUT = "baseline_rollout"  # one greedy response to each prompt
     ZERO_VARIANCE_GROUPS = "zero_variance_groups"  # groups whose rewards are all equal
     SEVERAL_UPDATES = "several_updates"  # a batch is used for more than one optimizer update
-    TURN_UPDATES = "turn_updates"  # each turn of a draw has an optimizer update of its own, the last turn first
+    TURN_UPDATES = "turn_updates"  # an optimizer update for each turn (the deepest ones share one), the last turn first
     TURNS = "turns"  # episodes of several turns
     TURN_REWARDS = "turn_rewards"  # a reward for each turn
     TURN_SIGNAL = "turn_signal"  # groups of equal outcomes too, where their turns' rewards differ
     STATE_KEYS = "state_keys"  # equal for equal states of an environment
     TOOL_CALLS = "tool_calls"  # turns that call a tool
     ANSWER_PROBS = "answer_probs"  # of the reference answer before each turn, under the policy
-    FEEDBACK_SHIFTS = "feedback_shifts"  # of the next turn's log-probs by what the environment answered
+    FEEDBACK_SHIFTS = "feedback_shifts"  # of the next turn's log-probs by the environment's answer
     REPEATED_PROMPTS = "repeated_prompts"  # the same prompt comes back, so that its history means something
-    PREVIOUS_DRAW = "previous_draw"  # the draw before comes once more, and is updated on first
+    PREVIOUS_DRAW = "previous_draw"  # the previous draw is used once more, before the new one
     BUDGETS = "budgets"  # members of a group were asked to keep to different numbers of tokens
     REWARD_PARTS = "reward_parts"  # several named rewards for each rollout
-    SEGMENT_LOGPROBS = "segment_logprobs"  # nodes of another tokenizer say what their tokens stand for
+    SEGMENT_LOGPROBS = "segment_logprobs"  # nodes of another tokenizer send the byte length of each token
     VARIED_GROUPS = "varied_groups"  # groups of more or fewer rollouts than the group size
     PERTURBED_LOGPROBS = "perturbed_logprobs"  # of the policy that is optimised, with noise in its layers
 
@@ -156,7 +156,7 @@ class Bound:
     at_least: float | None = None
     below: float | None = None
     at_most: float | None = None
-    off: float | None = None  # also legal
+    off: float | None = None  # a legal value outside the bounds
 
     def allows(self, value: float) -> bool:
         """True if the value is `off` or within all bounds; False for NaN."""
@@ -273,7 +273,7 @@ class AdvantagePart(Part):
 
 
 class ShapePart(Part):
-    """Changes advantages by values of the scored policy, such as its entropy or confidence."""
+    """Changes advantages with values of the scored policy, such as its entropy or confidence."""
 
     @abstractmethod
     def __call__(self, scored: Scored) -> Tensor:

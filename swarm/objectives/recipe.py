@@ -184,7 +184,7 @@ def _flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _checked(address: str, default: Any, value: Any) -> Any:
-    """Returns `value`, an int for a float as float. Raises ConfigError if it has another type than `default`."""
+    """Returns `value`, an int as a float if `default` is one. Raises ConfigError if the types still differ."""
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(default):

@@ -1,4 +1,4 @@
-"""Check before a run starts that it supplies every requirement of its recipes.
+"""Check, before a run starts, that the run supplies every requirement of its recipes.
 
 Invariant: every `Requirement` has an entry in `_FIXES` that names the gap and the fix.
 """

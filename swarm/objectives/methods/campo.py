@@ -3,7 +3,7 @@
     R - .1 where cut off and the tail is a repeat; z-score, clip .2/.28, token mean
 
 The other half of the method, a limit on length that grows over stages, is a setting of the run. The released
-code takes a fixed penalty, where its scripts ask for a size that adapts and that it does not implement.
+scripts ask for a penalty that adapts; the released code does not implement it and takes a fixed penalty.
 """
 
 from collections.abc import Sequence

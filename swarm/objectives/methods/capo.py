@@ -6,8 +6,8 @@ in the last layer, with g = A grad log pi, F the Fisher matrix, H = A (grad log 
 that Adam makes of g alone. The objective itself is GRPO's, and the thresholds are those of the authors' code. They are
 absolute, so a larger learning rate masks more: as published they fit a hidden size of about 1500 and a rate of 1e-6;
 elsewhere set them so that over nine tenths of the tokens are kept. Ours: d is Adam's first step, the rate times the
-sign of g. The authors keep moments of each logit for it; with them d is at most 3 times longer, and they cost a
-second layer. Softmax sums are exact instead of top-k.
+sign of g. The authors keep Adam's moments for each logit, which makes d at most 3 times longer and takes the
+memory of a second layer. Softmax sums are exact instead of top-k.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def probability(seen: Prediction) -> Tensor:
 class CurvatureMask(CorrectionPart):
     """Drops tokens by a second-order prediction of the effect of Adam's step along their own gradient.
 
-    The step moves the token's logit by a = rate |h|_1 / T and every other one by -a (times the sign of A), so that
+    The step moves the token's logit by a = rate |h|_1 / T and every other logit by -a (times the sign of A), so that
     g.d = 2 a |A| (1 - p) and the variance of the logits' moves is 4 a^2 p (1 - p). At a rate of 0 nothing is masked.
     """
 

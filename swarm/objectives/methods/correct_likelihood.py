@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class CorrectLikelihood(TermPart):
-    """Negative log-likelihood of the step's correct rollouts, a mean over their tokens; 0 if no rollout is correct.
+    """Negative log-likelihood of the step's correct rollouts, averaged over their tokens; 0 if no rollout is correct.
 
     Source: VAPO, arXiv:2504.05118 section 4.3 (strength 0.1).
     """

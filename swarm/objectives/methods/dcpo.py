@@ -51,7 +51,7 @@ def _scores(rewards: Tensor, mean: float, count: float, squares: float) -> Tenso
 
 
 class CumulativeScore(AdvantagePart):
-    """The smaller of two mixtures of this visit's z-score and the z-score among all rewards of the prompt.
+    """Two mixtures of this visit's z-score and the z-score among all rewards of the prompt: the one smaller in size.
 
     At visit i one mixture weighs the two scores by (i-1)/i and 1/i, the other by 1/i and (i-1)/i. A prompt whose
     rewards are all equal at this visit still gets advantages from its earlier rewards. Mean and deviation are those of

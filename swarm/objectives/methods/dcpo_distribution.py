@@ -40,7 +40,7 @@ def tempered_log_ratio(seen: Prediction, factor: float) -> Tensor:
 
 
 class TemperedPull(ShapePart):
-    """Mixes into correct rollouts' advantages the ratio to a flatter policy at low entropy, to a sharper one at high.
+    """Mixes pi^T/pi into the advantages of correct rollouts: T is flatter at low entropy, sharper at high entropy.
 
     The share of the ratio grows with the distance of the entropy to the target, up to `most`, and with the rarity of
     correct rollouts. The ratio is that of the policy at this update (the code: at the start of the first update).

@@ -2,7 +2,7 @@
 
     pi_old/mu times PPO's clip around pi_old, token mean
 
-arXiv:2110.00641 introduced it; AReaL uses it for asynchronous data, and its code drops tokens whose weight
+arXiv:2110.00641 introduced the method; AReaL uses it for asynchronous data, and its code drops tokens whose weight
 exceeds a cap (`icepop` with low 0). Here the weight is whole, as in both papers' equations.
 Ours: group z-scores in place of a critic. In an open swarm prefer `icepop`: nothing bounds a weight here,
 so that one false log-prob of a peer can outweigh a step.

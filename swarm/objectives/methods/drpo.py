@@ -1,9 +1,9 @@
-"""DRPO (decoupled reward): length weighs among successes only, which are set against the failures' soft maximum.
+"""DRPO (decoupled reward): length weights successes only; their likelihood competes with the failures' soft maximum.
 
     -(1/M) sum_g [sum_+ w s / sum w - 10 log mean exp(s-/10)] + sg[max(1e3 (KL - 1e-4), 0)] KL
 
-No ratio: a constraint on the divergence from the start of the update takes the place of a clip, and costs nothing
-within its bound. The advantage only marks the groups with a signal. Ours: the definition of a success.
+No ratio: a constraint on the divergence from the start of the update takes the place of a clip, and is 0 within
+its bound. The advantage only marks the groups with a signal. Ours: the definition of a success.
 """
 
 import math

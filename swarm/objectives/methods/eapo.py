@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class RoundDiscount(AdvantagePart):
-    """Z-score over all rounds of the group of the outcome, discounted by the rounds left. Source: arXiv:2511.07327."""
+    """Outcome discounted by the rounds left, as a z-score over the group's rounds. Source: arXiv:2511.07327."""
 
     equation = "A_k = (r_k - mean_G r) / (std_G r + floor), r_k = gamma^(K-k) R, over all rounds of the group"
     always_needs = frozenset({Requirement.TURNS, Requirement.ZERO_VARIANCE_GROUPS})

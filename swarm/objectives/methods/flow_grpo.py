@@ -2,9 +2,9 @@
 
     (1/N) sum_i (1/K_i) sum_k (1/|a_k|) sum_t -min(r A, clip(r, .8, 1.2) A) + .001 k3 in the same mean, A = z_G(R)
 
-Each turn is one step over the context of that turn: a memory, if the environment begins a conversation for every
-turn. The modules that the planner calls are the environment's work. Known from notes on the paper. Ours: k3 as the
-KL penalty. Turns without a trained token do not count.
+Each turn is one step over the context of that turn, which is a memory if the environment begins a conversation for
+every turn. The modules that the planner calls are the environment's work. Known from notes on the paper. Ours: k3 as
+the KL penalty. Turns without a trained token do not count.
 """
 
 import torch

@@ -25,7 +25,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class AnchorState(AdvantagePart):
-    """Total reward against the group, plus the turn's return against the group's turns from the same state.
+    """Total reward minus the group's mean, plus the turn's return minus the mean of the group's turns from its state.
 
     Source: GiGPO, arXiv:2505.10978 eq. 3, 7, 8; verl-agent `core_gigpo.py` (mode `mean_norm`).
     """

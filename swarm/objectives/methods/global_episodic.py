@@ -5,7 +5,7 @@
 The product, which needs both kinds of novelty, is known from reviews of the paper. Ours: one over the root of a count
 for each factor, in place of learned bonuses; counts of state keys in hashed cells, by environment, each state once an
 episode (tables of several nodes merge by adding their cells); only episodes of our own policy are counted, so that
-no other lineage uses up the novelty of our states; reward-to-go of turns against the group, as in `turn_reward_to_go`;
+no other lineage uses up the novelty of our states; reward-to-go of turns minus the group's, as in `turn_reward_to_go`;
 the strength.
 """
 

@@ -1,4 +1,4 @@
-"""GPG: plain policy gradient with the group's mean as baseline, scaled up for the rollouts without signal.
+"""GPG: plain policy gradient with the group's mean as baseline, scaled up to make up for the rollouts without signal.
 
     token mean of -(B / #nonzero) (R - mean_G) log pi
 
@@ -13,7 +13,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class SignalScaled(AdvantagePart):
-    """Reward minus the group's mean, scaled up by the share of the step's rollouts whose advantage is not 0."""
+    """Reward minus the group's mean, divided by the share of the step's rollouts whose advantage is not 0."""
 
     equation = "A_i = (N / #{A != 0}) (R_i - mean_G) / divisor"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # the scale counts them

@@ -1,4 +1,4 @@
-"""Returns of turns (GTPO, group turn): a failure earns by its likeness to successes, slips cost, with a discount.
+"""Returns of turns (GTPO, group turn): a failure earns by similarity to successes, slips cost, returns are discounted.
 
     r_k = R 1[k last] - .1 1[slip at k]; A_k = z over all turns of the group of sum_{j>=k} .9^(j-k) r_j; clip .2 / .28
     R of a failure: .5 mean over the group's successes s of sim(c_i, c_s), c the texts of all turns, joined
@@ -68,7 +68,7 @@ class LikeSuccess(RewardPart):
 
 
 class TurnReturns(AdvantagePart):
-    """Z-score over the group's turns of the discounted reward from the turn on: the outcome, minus penalties for slips.
+    """Discounted reward from the turn on (outcome minus penalties for slips), as a z-score over the group's turns.
 
     Source: GTPO, arXiv:2511.14846 sections 3.2 and 3.3, as quoted in public code.
     """

@@ -2,8 +2,8 @@
 
     dual-clipped PPO with bounds and advantages by the place of the log-entropy, token mean
 
-Certain tokens may fall further, uncertain ones rise further; advantages are averaged over a group's tokens.
-The released code turns the sign of certain tokens by mistake; ours follows the intention of its comments. The method's
+Certain tokens may fall further, uncertain ones rise further; mean and deviation are over a group's tokens.
+The released code flips the sign of certain tokens by mistake; ours follows the intention of its comments. The method's
 fourth part, a sampling temperature for every token, belongs to the generator and is left out. Not the HAPO that
 remembers the lengths of answers.
 """
@@ -47,7 +47,7 @@ class EntropyClip(WeightPart):
     """PPO's clip that lets uncertain tokens rise further and certain ones fall further, and scales their advantages.
 
     The log of the entropy is mapped to [-1, 1]: 0 at the pivot quantile, 1 at the most and -1 at the least
-    uncertain token of the step. The released code divides the negative side by its (negative) minimum, which turns
+    uncertain token of the step. The released code divides the negative side by its (negative) minimum, which flips
     the sign; ours divides by the size of the minimum, as that code's tests of the sign assume.
 
     Source: HAPO (heterogeneous adaptive), starriver030515/HAPO `core_algos.py`.

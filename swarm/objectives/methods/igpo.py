@@ -1,4 +1,4 @@
-"""Information gain (IGPO): the reward of a turn is its rise of the right answer's probability, of the last the outcome.
+"""Information gain (IGPO): a turn earns the rise of the right answer's probability, the last turn earns the outcome.
 
     r_k = P_{k+1} - P_k, r_K = R; A_k = sum_{j>=k} (r_j - mean_G) / (std_G + floor), over all turns of a group
 

@@ -37,7 +37,7 @@ class ChunkReturn(AdvantagePart):
     always_needs = frozenset({Requirement.TURNS})
     gamma: PositiveShare = 0.95
     correct: float = 0.5  # a success has a higher reward
-    failure: float = 0.0  # what any other is worth
+    failure: float = 0.0  # worth of any other rollout
 
     def __call__(self, batch: Batch) -> Tensor:
         rewards = batch.rewards.to(torch.float64)
@@ -48,7 +48,7 @@ class ChunkReturn(AdvantagePart):
 
 
 class TaperedChunk(WeightPart):
-    """Likelihood of positive advantages; other tokens weigh the recipe's ratio, at most `high`.
+    """Log-likelihood for tokens with A > 0; other tokens are weighted by the recipe's ratio, at most `high`.
 
     Source: ROME, arXiv:2512.24873 eq. 9.
     """

@@ -1,4 +1,4 @@
-"""M2PO as in AReaL: drops tokens of largest mismatch until the mean squared log-mismatch of the rest is in budget.
+"""M2PO as in AReaL: drops tokens of largest mismatch until the mean squared log-mismatch of the others is in budget.
 
     -M r A, r = pi / pi_old; M drops the largest (log pi_old - log mu)^2, token mean
 
@@ -15,7 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class SecondMomentMask(MismatchPart):
-    """Drops the step's tokens of largest mismatch until the mean square log-mismatch of the others is in the budget."""
+    """Drops the step's tokens of largest mismatch until the mean squared log-mismatch of the rest is below `budget`."""
 
     equation = "L_t <- M L_t, M drops the largest (log rho_t)^2 until mean_kept (log rho)^2 < budget"
     scope = Scope.STEP

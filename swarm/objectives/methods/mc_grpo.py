@@ -6,7 +6,7 @@ With few rollouts, one outlier shifts a mean and flips signs. The paper samples 
 median rollout out of the backward pass; here the median rollout has advantage 0. Ours: an even number of rollouts
 uses the lower median, and the median rollout still counts in G and in the mean over rollouts; the two effects
 cancel. An odd `generator.group_size` provides the extra rollout; the recipe does not draw it. For graded rewards:
-with binary rewards a mean never turns a sign, while the median gives most rollouts advantage 0.
+with binary rewards a mean never flips a sign, while the median gives most rollouts advantage 0.
 Ours: if more than half of a group agree, so that the deviation is 0, the group's standard deviation is the scale; the
 released floor of 1e-3 alone gave advantages near 1000.
 """
@@ -21,7 +21,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class MedianDeviation(AdvantagePart):
-    """Distance from the group's median in median absolute deviations, scaled up by the share of nonzero members."""
+    """Distance from the group's median in median absolute deviations, divided by the share of nonzero members."""
 
     equation = "A_i = (R_i - median_G) / ((MAD_G or std_G) + floor) * G / #{A != 0}"
     floor: float = 1e-3

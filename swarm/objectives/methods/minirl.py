@@ -38,7 +38,7 @@ class SignGate(AgainstPolicy, CorrectionPart):
 
 
 class DetachedRatio(WeightPart):
-    """The whole ratio as a constant weight of the log-likelihood: the gradient of `Surrogate`, with another value."""
+    """The whole ratio as a constant weight of the log-likelihood: the gradient of `Surrogate`, another loss value."""
 
     equation = "L_t = -sg[r] A log pi_t"
 

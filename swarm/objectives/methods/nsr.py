@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class SignWeights(AdvantagePart):
-    """Fixed advantages: `positive` for correct rollouts, -`negative` for the others; rollouts with 0 drop out."""
+    """Fixed advantages: `positive` for correct rollouts, -`negative` for the others; a rollout with 0 is dropped."""
 
     equation = "A_i = positive if R_i > threshold else -negative; A_i = 0 drops out"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})

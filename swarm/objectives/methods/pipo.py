@@ -1,4 +1,4 @@
-"""PIPO: a draw is used a second time with the weight of the later rise of rewards, negative if rewards fell.
+"""PIPO: a draw is used a second time, weighted by the later rise of the mean reward, negative if it fell.
 
     z for new groups; G z / sum |z| times phi(xi) for the previous draw's; clip .2, token mean
 
@@ -20,7 +20,7 @@ from swarm.objectives.recipe import Recipe
 class ImprovementFeedback(AdvantagePart):
     """Z-scores of new rollouts; for rollouts of the previous draw, normalised z-scores times the later rise of rewards.
 
-    The previous draw must be updated on before the new one.
+    The learner must update on the previous draw before the new one.
     """
 
     equation = (

@@ -49,7 +49,7 @@ class CrossBaseline(ShapePart):
     Ours: states of the last layer, projected on `directions` random directions; older steps fade by `decay`, instead
     of a buffer; the ridge (relative to the mean square of a feature); predictions are clamped to the range of rewards
     seen; groups of more than two average over the others; before the first fit, each prediction is the mean reward of
-    the rollout's others.
+    the group's other rollouts.
     """
 
     equation = "A_i = R_i - mean_{j != i} g(phi_j), g = ridge regression of mean_{k != j} R_k on phi_j"
@@ -58,7 +58,7 @@ class CrossBaseline(ShapePart):
     directions: Count = 8
     ending: Count = 4  # tokens
     ridge: Positive = 1e-2
-    decay: Decay = 0.95  # of what earlier steps weigh, each step
+    decay: Decay = 0.95  # factor on the weight of earlier steps, each step
 
     @property
     def probes(self) -> Mapping[str, Probe]:

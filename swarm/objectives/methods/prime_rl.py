@@ -1,4 +1,4 @@
-"""prime-rl's default loss: DPPO's mask on an unclipped surrogate, and a pull of every token's ratio to 1.
+"""prime-rl's default loss: DPPO's mask on an unclipped surrogate, and a pull of every token's ratio towards 1.
 
     token mean of -M r A + 1e-3 (log r)^2, M by p - p_mu beyond .2 where A pushes to
 

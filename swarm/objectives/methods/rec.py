@@ -1,4 +1,4 @@
-"""REC, one-sided: REINFORCE of tokens whose ratio is not yet beyond a bound in the direction of the advantage.
+"""REC, one-sided: REINFORCE on tokens whose ratio is not yet beyond a bound in the direction of the advantage.
 
     token mean of -M A log pi, M = r <= 1.2 for A >= 0, r >= .8 for A <= 0; A group-centred
 
@@ -18,7 +18,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class OneSidedGate(WeightPart):
-    """REINFORCE of tokens whose ratio is not beyond a bound in the direction of the advantage."""
+    """REINFORCE on tokens whose ratio is not beyond a bound in the direction of the advantage."""
 
     equation = "L_t = -M A log pi_t, M = 1[A >= 0, r <= 1+high] or 1[A <= 0, r >= 1-low]"
     low: float = 0.2  # half-width
@@ -32,7 +32,7 @@ class OneSidedGate(WeightPart):
 
 
 class TwoSidedGate(WeightPart):
-    """REINFORCE of tokens whose ratio lies within two bounds."""
+    """REINFORCE on tokens whose ratio lies within two bounds."""
 
     equation = "L_t = -1[1-low <= r <= 1+high] A log pi_t"
     low: float = 0.2  # half-width
@@ -44,7 +44,7 @@ class TwoSidedGate(WeightPart):
 
 
 class RingGate(WeightPart):
-    """REINFORCE of tokens whose ratio is within two bounds, or far outside on the side opposite to the advantage."""
+    """REINFORCE on tokens whose ratio is within two bounds, or far outside on the side opposite to the advantage."""
 
     equation = (
         "L_t = -M A log pi_t, M = 1[1-low <= r <= 1+high] or 1[A >= 0, r <= 1-far_low] or 1[A <= 0, r >= 1+far_high]"

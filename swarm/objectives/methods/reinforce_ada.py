@@ -28,7 +28,7 @@ def kept_of_pool(is_right: list[bool], keep: int) -> list[int]:
 
 
 class KeptOfPool(AdvantagePart):
-    """Reward minus the mean of all responses to the prompt, on a balanced selection; the others drop.
+    """Reward minus the mean of all responses to the prompt, on a balanced selection; the others are dropped.
 
     The released code counts right answers as 1 and wrong ones as 0 in the mean, the same for binary rewards.
 

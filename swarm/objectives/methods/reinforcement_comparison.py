@@ -1,4 +1,4 @@
-"""Reinforcement comparison: REINFORCE against a running mean of each prompt's rewards; no group is needed.
+"""Reinforcement comparison: REINFORCE with a running mean of each prompt's rewards as baseline; no group is needed.
 
     A = R - remembered mean of the prompt, or the step's mean for a new prompt; clip .2, token mean
 

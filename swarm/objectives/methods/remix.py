@@ -1,4 +1,4 @@
-"""ReMix: rollouts of older policies in every update, a trust region around the current one, two KL penalties.
+"""ReMix: rollouts of older policies in every update, a trust region around the current policy, two KL penalties.
 
     clip of pi/mu at pi_old/mu +- .2; .001 (w k3 to ref + (1-w) k3 to pi_old); .001 entropy
 
@@ -38,7 +38,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ConvexKl(TermPart):
-    """Mix of KL penalties to the reference and to the policy at the start of the update; the share moves with steps."""
+    """Mix of KL penalties to the reference, whose share falls with steps, and to the policy before the update."""
 
     equation = (
         "L += strength * mean_t (w k(pi||pi_ref) + (1-w) k(pi||pi_old)), "
@@ -76,7 +76,7 @@ class ConvexKl(TermPart):
 class CentredClip(WeightPart):
     """A clip of pi/mu centred on pi_old/mu: the trust region is around the policy at the start of the update.
 
-    The recipe's ratio must be against the behaviour policy.
+    The recipe's ratio must be to the behaviour policy.
     """
 
     equation = "L_t = -min(r A, clip(r, rho - width, rho + width) A), r = pi/mu, rho = sg[pi_old/mu]"

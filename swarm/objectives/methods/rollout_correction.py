@@ -1,7 +1,7 @@
 """Rollout correction: truncation, masking or rejection by the gap between generator and learner; one recipe each.
 
-rho_t = pi_old(token) / mu(token) differs from 1 by the generator's kernels and by the age of the data. The factor
-stands before PPO's loss around pi_old; the last row leaves pi_old out and weighs REINFORCE.
+rho_t = pi_old(token) / mu(token) differs from 1 because of the generator's kernels and the age of the data. The
+factor multiplies PPO's loss around pi_old; the last recipe leaves pi_old out and weights REINFORCE.
 """
 
 from dataclasses import replace

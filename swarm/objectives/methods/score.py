@@ -2,7 +2,7 @@
 
     G_1 = r_1 + r_2, G_2 = r_2 + 10 (r_2 - r_1), A_k = G_k - mean_G G_k; + .01 k2 to the initial policy on all tokens
 
-Stage one, `score_stage_one`, is a separate run before: G_1 = G_2 = r_2, and .1 k2 holds the first answers near the
+Stage one, `score_stage_one`, is a separate, earlier run: G_1 = G_2 = r_2, and .1 k2 holds the first answers near the
 initial policy, so that the two answers do not become the same. The second run begins with the weights of the first
 (`model.source`). The environment asks twice, whatever the first answer was (kind `retry`, `ask = "always"`). Known from
 public descriptions of the paper, which name the parts but not their sizes. Ours: the bonus applies to the second answer

@@ -40,7 +40,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class TurnOutcome(AdvantagePart):
-    """Outcome minus the mean of the group's episodes that have the turn, in standard deviations of this over the draw.
+    """Outcome minus the mean of the group's episodes with the turn, in standard deviations of such leads in the draw.
 
     Source: SeeUPO, arXiv:2602.06554; dy-liang/seeupo_v2 `compute_grpo_outcome_advantage_local` (`special_norm`).
     """
@@ -65,7 +65,7 @@ def in_deviations(values: Tensor, cells: Tensor) -> Tensor:
 
 
 class LaterTurns(AgainstPolicy, ShapePart):
-    """Multiplies advantages by the clipped ratios of the later turns: an episode counts less if those became unlikely.
+    """Multiplies advantages by the clipped ratios of the later turns: an episode counts less if these became unlikely.
 
     Source: SeeUPO; dy-liang/seeupo_v2 `update_ratios`, with its clip of every factor and of every product.
     """
@@ -89,7 +89,7 @@ class LaterTurns(AgainstPolicy, ShapePart):
 
 
 class SumOfTurns(AggregatePart):
-    """Mean over rollouts of the sum over turns of the token means; an update has tokens of a single turn."""
+    """Mean over rollouts of the sum over turns of the token means; turns that an update only scores have loss 0."""
 
     equation = "L = (1/N) sum_i sum_k (1/|a_k|) sum_{t in k} L_t"
     scope = Scope.ROLLOUT

@@ -3,10 +3,10 @@
     sum of two losses, fresh and replayed: (1/N) sum_i (1/limit) sum_t of PPO (.8, 1.28) each
 
 Fresh and replayed rollouts are two losses that are added up: each has its own mean, its own covariances and its own
-share of tokens that are left out for theirs. The released scripts set share and bounds of the replayed ones only
+share of tokens left out for their covariance. The released scripts set share and bounds of the replayed ones only
 (`clip_cov_ratio_replay` .02 of 1 to 40), so fresh ones have verl's defaults (.0002 of 1 to 5). Ours: the buffer is
-whatever older rollouts a step draws, with one step for both kinds instead of two; rollouts that are older than the
-buffer keeps still count in the mean. Tokens of high covariance are left out by rank instead of at random. Its bonus for
+whatever older rollouts a step draws, with one step for both kinds instead of two; rollouts older than `max_age`
+still count in the mean. Tokens of high covariance are left out by rank instead of at random. Its bonus for
 tool calls, its filters and its selection of groups by spread belong to rewards and sampling and are left out.
 """
 
@@ -39,7 +39,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class RecalibratedReplay(AdvantagePart):
-    """Reward of fresh rollouts minus the group's mean; of old ones, the excess over the median of recent group means.
+    """Reward of fresh rollouts minus the group's mean; for old rollouts, the excess over the median of recent means.
 
     Rollouts older than `max_age` optimizer steps get 0. While no mean is known yet, old ones get 0 too
     (ours). Only our own fresh groups count in the median.
@@ -113,7 +113,7 @@ class CovarianceClipApart(WeightPart):
     share: PositiveShare = 2e-4  # of the step's fresh tokens, at least one
     least: float = 1.0
     most: float = 5.0
-    replay_share: PositiveShare = 0.02  # of its replayed tokens, at least one
+    replay_share: PositiveShare = 0.02  # of the step's replayed tokens, at least one
     replay_least: float = 1.0
     replay_most: float = 40.0
 

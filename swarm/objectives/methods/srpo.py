@@ -3,9 +3,9 @@
     R <- R for a success; else .5 sigmoid(-(d - mean d) / (std d + floor)), d to the nearest success; z-score, clip .2
 
 Mean and deviation are those of the group's failures; a group without a success keeps its rewards. Known from notes on
-the paper. Ours: counts of the states that an episode came through, of length 1, in place of a world model's embedding;
+the paper. Ours: counts of the states that an episode passed, scaled to length 1, in place of a world model's embedding;
 every success is a centre (the paper clusters them); the sigmoid; .5, so that no failure is worth a success; successes
-of the same group alone, so that nobody's group moves another's; no KL penalty, as in `grpo`.
+of the same group alone, so that no group changes another group's rewards; no KL penalty, as in `grpo`.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""TIS by token: a PPO loss around the policy at the start of the update, times the generator's gap to it, cut at 2.
+"""TIS by token: a PPO loss around the policy at the start of the update, times that policy's ratio to mu, cut at 2.
 
     min(pi_old/mu, 2) on PPO's clip around pi_old, token mean
 

@@ -27,7 +27,7 @@ class _Tapered(WeightPart):
 
 
 class TaperedTrajectory(_Tapered):
-    """Plain likelihood at positive advantages; other tokens weigh the clamped ratio of their whole trajectory."""
+    """Plain likelihood at positive advantages; other tokens are weighted by the clamped ratio of their trajectory."""
 
     equation = "L_t = -A log pi_t if A > 0 else -sg[clip(prod_s r_s, low, high)] A log pi_t"
     scope = Scope.ROLLOUT
@@ -40,7 +40,7 @@ class TaperedTrajectory(_Tapered):
 
 
 class TaperedToken(_Tapered):
-    """Plain likelihood for tokens of successes; tokens of other rollouts weigh their own clamped ratio."""
+    """Plain likelihood for tokens of successes; other tokens are weighted by their own clamped ratio."""
 
     equation = "L_t = -A log pi_t if R > threshold else -sg[clip(r_t, low, high)] A log pi_t"
     threshold: float = 0.5  # a success has a higher reward

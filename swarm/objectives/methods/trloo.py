@@ -2,7 +2,7 @@
 
     A_k = n/(n-1) (G_k - mean over the n episodes with a turn k), G_k alone; clip .2 / .28, token mean
 
-Its own return in the baseline would bias the gradient of a group. Dr. Kernel's profiling rewards are the environment's
+A turn's own return in the baseline would bias the gradient. Dr. Kernel's profiling rewards are the environment's
 work, and its rejection of mismatched rollouts is what `ratio_band` and corrections do for every recipe here. Ours: the
 outcome is a reward of the last turn; the mean over tokens.
 """

@@ -3,7 +3,7 @@
     R <- R .5^(T-1) - .5 (1 - distinct / T), T readable tries; z-score, clip .2 / .28, token mean
 
 Its environment is a retry that only says that an answer was wrong (kind `retry`, whose own discount is then 1). Tries
-are equal without white space and case. Ours: a group z-score in place of the critic, as in `grpo`.
+are compared without white space and case. Ours: a group z-score in place of the critic, as in `grpo`.
 """
 
 import torch
@@ -16,7 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class TryDecay(RewardPart):
-    """Reward that decays with the number of tries, minus a penalty for repeated ones.
+    """Reward that decays with the number of tries, minus a penalty for repeated tries.
 
     Source: UFO, arXiv:2507.14295; lichengliu03/unary-feedback `ragen/env/metamathqa/env.py`.
     """

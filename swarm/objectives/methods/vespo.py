@@ -2,8 +2,8 @@
 
     token mean of -sg[w^k exp(lambda (1 - w))] A log pi, w the product; k, lambda 2, 3 or (A < 0) 3, 2
 
-Far from the data on either side the weight vanishes smoothly; negatives fall off faster. The ratio is to the
-generator, staleness and mismatch in one.
+Far from 1 on either side the weight vanishes smoothly: negatives vanish faster towards 0, positives towards large
+ratios. The ratio is to the generator, so that it covers staleness and mismatch.
 """
 
 import math
@@ -19,7 +19,7 @@ LOG_FLOOR = math.log(1e-8)
 
 
 class GammaWeight(WeightPart):
-    """The shape of a gamma density in the ratio of the recipe, narrower where the advantage is negative."""
+    """The shape of a gamma density in the recipe's ratio, with its peak at power / rate."""
 
     equation = "L_t = -sg[w^power exp(rate (1 - w))] A log pi_t, w = r; (power, rate) by the sign of A"
     positive_power: Positive = 2.0  # where A >= 0

@@ -47,7 +47,7 @@ def allowed_length(batch: Batch) -> Tensor:
 
 
 class ConstantLength(AggregatePart):
-    """Mean over rollouts of the token sum over the allowed length, so that a long response is not discounted.
+    """Mean over rollouts of the token sum divided by the allowed length, so that a long response is not discounted.
 
     A response longer than its declared limit is divided by its own length.
 

@@ -82,7 +82,7 @@ def group_centred(values: Tensor, group_index: Tensor) -> Tensor:
 def group_scores(values: Tensor, group_index: Tensor, floor: float) -> Tensor:
     """(value - group mean) / (unbiased std + floor): [N] in the dtype of `values`; exactly 0 for equal values.
 
-    The std is at least 64 roundings of the mean: whatever `floor` is, values that differ by rounding have no scores.
+    The std is at least 64 roundings of the mean: whatever `floor` is, values that differ by rounding score near 0.
     """
     group = group_statistics(values, group_index)
     least = 64 * torch.finfo(values.dtype).eps * group.mean.abs()

@@ -67,10 +67,10 @@ def need_of(to: Target | Sampler) -> frozenset[Requirement]:
 
 
 class KlPenalty(TermPart):
-    """Keeps the policy near another one, by an estimate of KL(pi || target).
+    """Keeps the policy near a target policy, by an estimate of KL(pi || target).
 
-    On policy the gradient of k2 is that of the reverse KL; k1 has none in expectation; k3's is that of a
-    forward KL. Off policy none of them is corrected: see `ImportanceKl`.
+    On policy, the gradient of k2 is that of the reverse KL, that of k1 is 0 in expectation, and that of k3 is the
+    forward KL's. Off policy, none of these gradients is corrected: see `ImportanceKl`.
 
     Source: arXiv:2402.03300 eq. 4 (k3 to the reference, inside the rollout mean); verl `kl_penalty`.
     """

@@ -11,7 +11,7 @@ from typing import Any, cast
 from swarm.objectives.part import Memory
 
 MAX_PROMPTS = 20_000
-"""Prompts a part remembers."""
+"""Default number of prompts that a part remembers."""
 
 
 def renewed(records: Mapping[str, Any], news: Mapping[str, Any], limit: int = MAX_PROMPTS) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Bins:
     limit: int  # prompts
 
     def with_group(self, prompts: Prompts, key: str, reward: float, num_responses: int) -> dict[str, Memory]:
-        """Returns the table after a group with mean reward `reward`, its prompt last; the oldest beyond `limit` go."""
+        """Returns the table after a group with mean reward `reward`, its prompt last; the oldest over `limit` go."""
         before = prompts.get(key)
         groups = [*(_groups(before) if before else ()), [min(1.0, max(0.0, reward)), num_responses]][-self.window :]
         num_right = sum(round(mean * number) for mean, number in groups)

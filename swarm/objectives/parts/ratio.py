@@ -1,4 +1,4 @@
-"""Importance ratios: of a token, a turn, a response; and what other ratios are made of.
+"""Importance ratios: of a token, a turn, a response; and helpers of other ratios.
 
 Invariant: off the mask a log-ratio is exactly 0, on it bounded by +-20 so that exp stays finite.
 Shape letters: N rollouts, L longest response in tokens.

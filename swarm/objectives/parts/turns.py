@@ -1,4 +1,4 @@
-"""Turns of episodes: rewards, returns, statistics over turns that compare, and values of turns at their tokens.
+"""Turns of episodes: rewards, returns, statistics over comparable turns, and values of turns at their tokens.
 
 Invariant: statistics are of one group and count the turns that each rollout has; a single answer is an episode of one
 turn. Other nodes choose actions only: rewards, states and statuses are those of the replay here.
