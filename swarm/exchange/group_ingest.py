@@ -185,7 +185,7 @@ class GroupIngest:
             self._arrived(producer, is_admitted=False)
 
     def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
-        """True if a refused group used up credit: its producer sent it, unless it is too old and of an earlier stream."""
+        """True if a refused group used up credit: its producer sent it, and made it for its current stream."""
         if refused.producer is None or refused.producer != via or refused.reason in _NOT_COUNTED:
             return False
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None

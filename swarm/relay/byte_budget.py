@@ -1,7 +1,7 @@
 """Byte budget of a relay: the bytes that it forwards in a second, shared among callers.
 
-Invariant: waiting parties pass in the order of their tags, whatever others ask for. A wait that is cancelled takes
-nothing from the budget; it only moves its own party back.
+Invariant: frames that wait are forwarded in the order of their tags, whatever others ask for. A cancelled wait takes
+nothing from the budget, but still delays the next frames of its own party.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ MAX_PARTIES: Final = 8192
 class ByteBudget:
     """Start-time fair queueing: equal shares for all callers that wait, however many connections each has.
 
-    The callers of one subnet together have at most the share of CALLERS_PER_SUBNET.
+    The callers of one subnet together have at most the share of CALLERS_PER_SUBNET callers.
 
     Example:
         budget = ByteBudget(clock, bytes_per_s=2**20, burst_bytes=2**18)
@@ -29,13 +29,13 @@ class ByteBudget:
 
     LEAST_BYTES: Final = 2048  # charged for any frame: handling one costs as much as copying some KiB
     CALLERS_PER_SUBNET: Final = 8
-    # A party may fall this far behind and catch up: it asks for its next frame only after the last one was written.
+    # A party may lag by this much and catch up: it asks for its next frame only after the last one was written.
     CATCH_UP_BYTES: Final = 2**18
 
     def __init__(self, clock: Clock, bytes_per_s: float, burst_bytes: float) -> None:
         self._clock, self._bytes_per_s, self._burst_s = clock, bytes_per_s, burst_bytes / bytes_per_s
-        self._due_s = clock.monotonic_s() - self._burst_s  # time at which all granted bytes have passed at this rate
-        self._now = 0.0  # virtual time: start tag of the newest frame that passed, in bytes of one party
+        self._due_s = clock.monotonic_s() - self._burst_s  # time at which all granted bytes are sent at this rate
+        self._now = 0.0  # virtual time: largest start tag of a granted frame, in bytes of one party
         self._tags = BoundedTable[str, float](MAX_PARTIES)  # start tag of each party's next frame
         self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []  # heap: tag, number, bytes
         self._numbers = itertools.count()
@@ -43,13 +43,13 @@ class ByteBudget:
         self.num_bytes = 0
 
     async def take(self, num_bytes: int, caller: str, subnet: str) -> None:
-        """Waits for this caller's turn to pass so many bytes."""
+        """Waits until this caller may forward `num_bytes` bytes."""
         room = self.ask(num_bytes, caller, subnet)
         if room is not None:
             await room
 
     def ask(self, num_bytes: int, caller: str, subnet: str) -> asyncio.Future[None] | None:
-        """Returns the future to wait for before so many bytes pass; None: at once. Cancelled, it takes no budget."""
+        """Returns a future to await before forwarding `num_bytes`, or None. A cancelled future takes no budget."""
         size = max(num_bytes, self.LEAST_BYTES)
         tag = self._tag(size, caller, subnet)
         self.num_bytes += num_bytes

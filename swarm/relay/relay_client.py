@@ -1,6 +1,6 @@
 """Client side of relays: sessions with relays, and our own reservation at a relay.
 
-Invariant: a relayed connection is treated like any other. It leads to the node's own server or to a channel of its own,
+Invariant: a relayed connection is treated like any other. It ends at the node's own server or at a channel of its own,
 and both ends prove their keys on it. Sockets, calls and tickets are bounded, so a relay needs no trust.
 """
 
@@ -35,8 +35,8 @@ from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
 logger = logging.getLogger(__name__)
 
 CALLS_PER_SESSION: Final = 7  # of the 8 that a coordinator serves on a connection; further calls would wait silently
-# A server keeps eight connections of a node and cuts the oldest beyond, which holds the reservation. Two are left for
-# groups and weights of the relay's own node.
+# A server keeps eight connections of a node and cuts the oldest of more, which would be the one with the reservation.
+# Two are left for groups and weights of the relay's own node.
 SESSIONS_PER_RELAY: Final = 6
 MAX_TAKEN: Final = 64  # connections through one reservation
 # A node leaves a relay that sends a third more tickets than relays do.
@@ -60,7 +60,7 @@ class _Session:
 
 
 class RelaySessions:
-    """Sessions with relays, shared by the calls to each of them.
+    """Sessions with relays; calls to the same relay share its sessions.
 
     Args:
         open_session: connects to a relay and proves our identity; raises Unavailable.
@@ -124,7 +124,7 @@ class RelaySessions:
             await session.channel.close()
 
     async def socket_to(self, relay: PeerAddress, port: int, ticket: bytes) -> socket.socket | None:
-        """A socket on which a relay forwards the bytes of a connection; None if they have to go by the call.
+        """A socket on which a relay forwards the bytes of a connection; None if the gRPC call must carry them.
 
         Args:
             relay: the relay.
@@ -238,7 +238,7 @@ class RelayReservation:
 def _loopback_of(relay_id: NodeId, origin: bytes) -> str:
     """An address in 127/8 for callers of one origin behind a relay.
 
-    A relay gets at most 254 of them whatever it claims, and never one in 127.0.x.x, where other programs listen.
+    A relay gets at most 254 addresses, whatever origins it claims, and none in 127.0.x.x, where other programs listen.
     """
     first, second = hashlib.sha256(relay_id.encode()).digest()[:2]
     last = hashlib.sha256(origin).digest()[0]

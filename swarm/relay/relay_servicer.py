@@ -83,7 +83,7 @@ _ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseErr
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A requested connection that was not taken yet."""
+    """A requested connection that its node has not accepted yet."""
 
     node_id: NodeId
     taken: asyncio.Future[socket.socket]
@@ -198,7 +198,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> None:
-        """Holds the caller's reservation and sends it tickets; a newer one of the same node ends the older one."""
+        """Holds the caller's reservation and sends the tickets for it; ends an older reservation of the same node."""
         node_id = self._sessions.require(context)
         self._require_open()
         subnet, loop = self._count_ask(context), asyncio.get_running_loop()
@@ -298,10 +298,10 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @asynccontextmanager
     async def _near_end(self, context: Context) -> AsyncGenerator[tuple[socket.socket, asyncio.Future[Any] | None]]:
-        """Yields the caller's end, and a future that is done when its call ends.
+        """Yields the socket of the caller's end, and a future that is done when its call ends, or None.
 
-        The end is a socket that showed its ticket, or, with None for the future, one behind which the bytes of the call
-        are pumped.
+        The socket showed its ticket at the ticket port; or, with None, it is one of a local pair, and the gRPC call
+        carries its bytes.
         """
         ticket = secrets.token_bytes(TICKET_BYTES)
         shown: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
@@ -336,7 +336,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def Accept(self, request_iterator: Any, context: Context) -> None:
-        """Serves the taking end of a connection, for as long as the connection lasts; `Connect` forwards the bytes."""
+        """Serves the requested node's end of a connection for as long as it lasts; `Connect` forwards the bytes."""
         node_id = self._sessions.require(context)
         first = await self._first(context)
         asked = self._asked.get(first.ticket)
@@ -352,7 +352,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @asynccontextmanager
     async def _connection(self, caller: NodeId, subnet: str, node_id: NodeId) -> AsyncGenerator[RelayedConnection]:
-        """Counts a connection within the bounds. Raises Unavailable at a bound, or when another takes its place."""
+        """Counts a connection while the block runs. Raises Unavailable at a bound, or if another replaces it."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as ending:
@@ -425,7 +425,7 @@ async def _data_of(context: Context) -> bytes:
 
 
 async def _bridge(context: Context, message: Callable[..., Any], own: socket.socket, first: bytes = b"") -> None:
-    """Pumps bytes between a call and a socket, then closes the socket. `first`: bytes that came before."""
+    """Copies bytes between a call and a socket, then closes the socket. `first`: bytes of the call that were read."""
     try:
         own.setblocking(False)
         with suppress(*_ENDINGS):

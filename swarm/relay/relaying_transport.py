@@ -45,7 +45,7 @@ from swarm.wire.v1 import relay_service_pb2 as pb
 logger = logging.getLogger(__name__)
 
 RELAY_PING_S: Final = 3.0  # of silence on a relayed connection, after which the other end is pinged
-RELAY_PINGS: Final = 2  # intervals without a byte after which the relay is left
+RELAY_PINGS: Final = 2  # intervals without a byte after which the connection through the relay is given up
 MAX_LOOKED_UP: Final = 4096  # adverts of one look-up
 WHY_S: Final = 0.5  # for the relay's reason to arrive after the last byte of a connection
 TAKEN_WITHIN_S: Final = 10.0  # twice as long as a relay waits
@@ -114,7 +114,7 @@ class RelayingTransport(GrpcTransport):
         return RelayReservation(self._relays, relay, self._own_server)
 
     async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
-        """Fetches our own certificate through a reservation: only we can show it. Raises Unavailable if nobody does."""
+        """Fetches our own certificate, which only we can show, through a reservation. Raises Unavailable."""
         address = PeerAddress(node_id=self._identity.node_id, endpoint=reservation.endpoint)
         assert address.relay is not None
         async with RelayedSocket(self._relays, address.relay, address.node_id, idle_s=timeout_s) as path:
@@ -181,13 +181,13 @@ def _check_adverts(adverts: Sequence[bytes], what: str) -> None:
 
 
 class RelayedSocket:
-    """A local socket, whose path the context yields; each connection to it is forwarded through a relay to one node.
+    """Context of a local socket, which yields its path; a relay forwards each connection to it to one node.
 
     Args:
         sessions: sessions with relays.
         relay: relay to go through.
         node_id: node at the far end.
-        idle_s: seconds without a byte after which the relay is left; each end sends one before.
+        idle_s: seconds without a byte after which a connection is given up; each end sends a byte sooner.
 
     Example:
         async with RelayedSocket(sessions, relay, node_id, idle_s=6.0) as path:
@@ -284,8 +284,8 @@ class RelayedSocket:
 async def _until_taken(call: Any, request: pb.ConnectRequest, what: str) -> pb.ConnectResponse:
     """Sends the request and waits until the other end takes the connection.
 
-    No byte is sent before, since gRPC forgets the reason of a refusal that crosses our bytes. The first write may never
-    return when the call ends early, hence the timeout. Raises Unavailable, or an error of gRPC.
+    No byte is sent before that, since gRPC loses the reason of a refusal that crosses our bytes. The first write may
+    never return if the call ends early, hence the timeout. Raises Unavailable, or an error of gRPC.
     """
     try:
         async with asyncio.timeout(TAKEN_WITHIN_S):

@@ -1,7 +1,7 @@
 """Reservations and connections of a relay: admission as pure bookkeeping, shared with the relays of virtual swarms.
 
-Invariant: both are bounded by node, by subnet and in all. Where a bound lets others make room, that is a node of lower
-standing, or else the subnet with most if it has at least two more than the newcomer's.
+Invariant: both are bounded by node, by subnet and in all. If a bound permits a replacement, a node of lower standing
+loses its entry, or else the subnet with most entries, if it has at least two more than the newcomer's subnet.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ TICKETS_BURST: Final = 192.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayLimits:
-    """Bounds of what relaying costs this node."""
+    """Bounds on the cost of relaying for this node."""
 
     reservations: int = 128
     reservations_per_subnet: int = 32
@@ -47,7 +47,7 @@ class RelayLimits:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Offer of a connection to the node that it leads to."""
+    """Offer of a connection to the requested node."""
 
     ticket: bytes
     origin: bytes  # pseudonym of the caller's subnet
@@ -193,7 +193,7 @@ class ReservationTable:
             del self._held[reservation.node_id]
 
     def _make_room(self, node_id: NodeId, subnet: str, reservations: list[HeldReservation]) -> None:
-        """Ends the newest of lower standing, or else one of the subnet with most. May raise Unavailable."""
+        """Ends the newest reservation of lower standing, or of the subnet with most. Raises Unavailable if none."""
         standing = self._standing(node_id)
         lower = [each for each in reservations if self._standing(each.node_id) < standing]
         if lower:
@@ -242,7 +242,7 @@ class ReservationTable:
             self._forget(connection)
 
     def _replace(self, newcomer: RelayedConnection, connections: FairTable[str, RelayedConnection], which: str) -> None:
-        """Ends the newest of a caller of lower standing, or else one of the subnet with most; may raise Unavailable."""
+        """Ends a connection of a caller of lower standing, or of the subnet with most. Raises Unavailable if none."""
         standing = self._standing(newcomer.caller)
         every = [connection for subnet in connections.parties for connection in connections.of(subnet)]
         lower = [connection for connection in every if self._standing(connection.caller) < standing]

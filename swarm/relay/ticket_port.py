@@ -1,9 +1,9 @@
 """Ticket port: the TCP port of a relay at which a socket becomes an end of a connection by showing its ticket.
 
-Tickets are handed out in calls of RelayService, which hold all bounds but one: sockets that showed no ticket yet are
-bounded here. A socket is cheaper than a call, in which gRPC encrypts, frames and copies each byte once more.
+Tickets are handed out in calls of RelayService, which enforces all bounds but one: sockets that showed no ticket yet
+are bounded here. A socket is cheaper than a call, in which gRPC encrypts, frames and copies each byte once more.
 
-Invariant: a ticket is valid once. Where the port is not reached, bytes go by calls.
+Invariant: a ticket is valid once. If the port cannot be reached, the calls carry the bytes.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class TicketPort:
         self._accepted: Acceptor | None = None
 
     async def start(self, host: str, number: int) -> None:
-        """Listens at a host, or with a wildcard at every address of both families; number 0 picks a free port.
+        """Listens at a host, or for a wildcard at every IPv4 and IPv6 address; number 0 picks a free port.
 
         Raises:
             ConfigError: the address cannot be listened on.
@@ -146,7 +146,7 @@ async def _listening(host: str, number: int) -> socket.socket:
 
 
 async def show_ticket(host: str, port: int, ticket: bytes) -> socket.socket:
-    """Connects to a ticket port, and returns the end of the connection that a ticket belongs to.
+    """Connects to a ticket port, shows a ticket, and returns the socket, now an end of the ticket's connection.
 
     The caller sets the deadline.
 

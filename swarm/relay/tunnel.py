@@ -1,8 +1,8 @@
 """Sockets of relayed connections: accepted, spliced with each other, or pumped through a call to a relay.
 
 Invariant: each accepted socket is handed over in the same turn of the event loop, so none is left without an owner; the
-servers of asyncio leak a socket that they accept while they are being closed. Only bytes under way are buffered, a slow
-reader holds back the other end, and where one direction ends the other does.
+servers of asyncio leak a socket that they accept while they are being closed. Only bytes in transit are buffered, a
+slow reader slows the sender down, and the end of one direction ends the other.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _AT_ONCE: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
 _IN_A_TURN: Final = 16  # with 1, a thousand connections in a second keep others out of the queue of a busy process
 _AGAIN_S: Final = 1.0  # pause when no file descriptor is free; connections wait in the kernel's queue
 
-# Bytes to write for bytes that were read: at once, or when they may pass.
+# Returns the bytes to write for bytes that were read: at once, or once they may be forwarded.
 Frame = Callable[[bytes], bytes | Awaitable[bytes]]
 
 
@@ -74,15 +74,15 @@ async def splice(
     own_idle_s: float = math.inf,
     other_idle_s: float = math.inf,
 ) -> None:
-    """Passes bytes both ways until a socket ends or `until` is done; closes both sockets.
+    """Forwards bytes in both directions until a socket ends or `until` is done; closes both sockets.
 
-    After the end of one side the other has FINISH_S to read the rest. The sides are callbacks, since streams of asyncio
-    copy each byte twice more.
+    After the end of one side the other has FINISH_S to read the rest. Protocols are used, since streams of asyncio
+    would copy each byte twice more.
 
     Args:
         own, other: sockets of the two sides.
         until: ends the connection when it is done; None: only the end of a socket does.
-        frame: called with up to `frame_bytes` from either side, returns the bytes to write; None: they pass unchanged.
+        frame: called with up to `frame_bytes` from either side, returns the bytes to write; None: the same bytes.
         own_idle_s, other_idle_s: seconds without a byte of a side after which Unavailable is raised.
     """
     loop = asyncio.get_running_loop()
@@ -104,7 +104,7 @@ async def splice(
 
 
 async def _until_first_ends(sides: "Sequence[_Side]", until: asyncio.Future[Any] | None) -> None:
-    """Waits until a side ends or `until` is done. Raises Unavailable if no byte of a side passed for too long."""
+    """Waits until a side ends or `until` is done. Raises Unavailable if a side sent no byte for its `idle_s`."""
     ends = [side.ended for side in sides] + ([] if until is None else [until])
     while not any(end.done() for end in ends):
         now_s = asyncio.get_running_loop().time()
@@ -196,7 +196,7 @@ class _Side(asyncio.Protocol):
         self._passed_s = self._now_s()
 
     def left_s(self, now_s: float) -> float:
-        """Seconds until the side is idle for too long; infinite while a frame waits for its turn."""
+        """Seconds until the side has been idle for `idle_s`; infinite while a frame waits for its turn."""
         return math.inf if _FRAME in self._paused else self._passed_s + self.idle_s - now_s
 
     def pause(self, why: str) -> None:
@@ -205,7 +205,7 @@ class _Side(asyncio.Protocol):
         self._transport.pause_reading()
 
     def resume(self, why: str) -> None:
-        """Reads again unless another reason is left."""
+        """Resumes reading if no other reason to pause remains."""
         self._paused.discard(why)
         if not self._paused:
             self._transport.resume_reading()
@@ -251,7 +251,7 @@ async def pump(
     idle_s: float = math.inf,
     finish: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Passes bytes between a call and a socket until one of them ends. The caller ends both.
+    """Forwards bytes between a call and a socket until one of them ends. The caller closes both.
 
     Args:
         call: call of a client, or context of a call at a server; its messages have `data`.
@@ -261,7 +261,7 @@ async def pump(
         finish: ends the writing on a client's call; None at a server.
 
     Raises:
-        Unavailable: the call broke, or was idle for too long.
+        Unavailable: the call broke, or brought no message for `idle_s`.
         AioRpcError: the call ended with an error.
     """
     loop, has_ended = asyncio.get_running_loop(), False  # the socket
@@ -274,7 +274,7 @@ async def pump(
             except asyncio.InvalidStateError:  # of a client's call that has ended
                 if await call.code() is not grpc.StatusCode.OK:
                     raise Unavailable(f"{await call.details()!a}") from None
-                break  # `receive` may not have passed on yet what came before
+                break  # `receive` may still have bytes to forward
         else:
             has_ended = True
         if finish is not None:

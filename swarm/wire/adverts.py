@@ -1,6 +1,6 @@
 """Adverts: a node's record in the directory as signed bytes, with every check that needs no node state.
 
-Invariant: nothing is parsed before its signature was verified, and no input raises: hostile bytes become None.
+Invariant: `open_advert` returns an advert only with a valid signature, and never raises: hostile bytes become None.
 """
 
 import math
@@ -125,7 +125,7 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
 
 
 def is_endpoint(text: str) -> bool:
-    """True for host:port with a port from 1 to 65535 and a host that has only the characters of names and addresses."""
+    """True for host:port with a port from 1 to 65535 and a host of characters that occur in names and addresses."""
     return _ENDPOINT.fullmatch(text) is not None and 0 < int(text.rpartition(":")[2]) < 65536
 
 
@@ -164,7 +164,7 @@ def author_of(data: bytes) -> tuple[bytes, float] | None:
 
 
 def open_advert(data: bytes, now_s: float, verify: Verify = verify) -> Advert | None:
-    """The verified advert in signed bytes from the directory; None if anything is wrong with it.
+    """The verified advert in signed bytes from the directory; None if a check fails.
 
     Args:
         data: the signed bytes, from anywhere.

@@ -1,9 +1,9 @@
 """Connection limits of a gRPC server: bounds by address, subnet and node; connections without a proof in time are cut.
 
-gRPC has no hook at accept, and a proxy in front of it would copy every byte of weights once more. So a thread lists
+gRPC has no hook for accepted connections, and a proxy would copy every byte of weights once more. So a thread lists
 this process's sockets several times a second and shuts down those over the bounds; gRPC sees their connections end.
-Invariant: shares are fair by subnet, then by address, so many connections of one party never displace the few of
-another. Subnets that proved an identity before have their own places for unproven connections.
+Invariant: shares are fair by subnet, then by address, so that many connections of one party never displace the few
+connections of another. Subnets that proved an identity before have their own places for unproven connections.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 MAX_KNOWN_SUBNETS: Final = 4096
 MAX_WAITING: Final = 8192  # messages from the event loop to the thread; beyond it the oldest is dropped
-_MANY: Final = 32  # connections from which on sockets are listed more often
+_MANY: Final = 32  # above this number of connections, sockets are listed every _EVERY_S_OF_MANY
 _EVERY_S: Final = 0.5
 _EVERY_S_OF_MANY: Final = 0.1
 _REPORT_EVERY_S: Final = 10.0
@@ -82,7 +82,7 @@ class ConnectionLimiter:
         Args:
             host: host that the server listens on; a name or a wildcard matches every address.
             port: port that the server listens on.
-            share: share of the bounds that there is room for; see `ConnectionBounds.scaled`.
+            share: factor of the bounds, 0 to 1, for a low limit of open files; see `ConnectionBounds.scaled`.
         """
         self._bounds = self._bounds.scaled(share)
         # A name or wildcard may stand for several addresses: then only the port is compared.
@@ -109,11 +109,11 @@ class ConnectionLimiter:
         self._proofs.append((peer_key(peer), node_id))
 
     def is_open(self, peer: str) -> bool:
-        """False if the connection was not open at the last look; True also if that look failed or there was none."""
+        """False if the last `look` found the connection closed; True also if that look failed, or before the first."""
         return self._is_blind or peer_key(peer) in self._open
 
     def cut(self, peer: str) -> None:
-        """Condemns a connection, which the next look cuts if the connection is open."""
+        """Condemns a connection: the next `look` cuts it if it is open."""
         self._condemned.append(peer_key(peer))
         self._is_called.set()
 
@@ -194,7 +194,7 @@ class ConnectionLimiter:
         )
 
     def _shut_down(self, connection: Connection) -> None:
-        """Ends a connection for both sides, unless the descriptor belongs to another socket by now."""
+        """Ends a connection for both sides, unless its descriptor now belongs to another socket."""
         assert self._pin is not None
         with contextlib.suppress(OSError), self._pin.held(connection.descriptor) as held:  # it may have ended
             if os.fstat(held.fileno()).st_ino == connection.inode:
@@ -251,7 +251,7 @@ def over_fair_share(
     """The connections to cut so that at most `total` stay, in equal shares of subnets, then of addresses.
 
     Args:
-        connections: the connections, those to keep first at the front.
+        connections: the connections, in the order in which they are kept.
         per_subnet, per_address: bounds that hold even while places are free.
     """
     subnets: dict[str, dict[str, list[Connection]]] = {}

@@ -40,7 +40,7 @@ _SCRYPT_R: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invitation:
-    """A voucher's signature for one node of one run; the node and the run are signed, but not repeated here."""
+    """A voucher's signature that admits one node to one run; it covers both ids, which are not stored here."""
 
     public_key: bytes  # of the voucher, 32 bytes
     expires_at_s: int  # wall clock
@@ -121,7 +121,7 @@ def invite(voucher: Identity, run_id: str, node_id: NodeId, days: float, now_s: 
 
 
 def fits_invitation(invitation: Invitation, run_id: str, node_id: NodeId) -> bool:
-    """True if the voucher signed it for this node of this run; the expiry and the voucher's right are not checked."""
+    """True if the voucher signed the invitation for this node and run; expiry and the voucher's right are unchecked."""
     signed = _invitation_message(run_id, node_id, invitation.voucher, invitation.expires_at_s)
     return verify(invitation.public_key, DOMAIN_INVITATION, signed, invitation.signature)
 
@@ -156,7 +156,7 @@ def invitation_from_text(text: str) -> Invitation:
 
 
 def epoch_at(now_s: float) -> int:
-    """The epoch at a wall-clock time, for a proof that is started then."""
+    """The epoch of a wall-clock time, for a proof of work that begins at that time."""
     return int(now_s // EPOCH_S)
 
 
@@ -171,7 +171,7 @@ def work_ends_s(work: WorkProof) -> float:
 
 
 def fits_work(work: WorkProof, run_id: str, node_id: NodeId, bits: int) -> bool:
-    """True if the proof was made for this node of this run. Costs one try of scrypt, so check the epoch first."""
+    """True if the proof is valid for this node and run. Costs one call of scrypt, so check the epoch first."""
     digest = hashlib.scrypt(
         work.nonce.to_bytes(_NONCE_BITS // 8, "big"),
         salt=b"swarm.v1.work\0" + work.epoch.to_bytes(4, "big") + bytes.fromhex(node_id) + run_id.encode(),

@@ -65,7 +65,7 @@ def open_group(
 ) -> RolloutGroup | Refused:
     """Opens a sealed group with every check that needs neither vocabulary, task, clock nor history.
 
-    In order: size, key hashes to producer, signature, digest, decompression, counts, protobuf, structure.
+    Checks, in order: size, producer is hash of key, signature, digest, decompression, counts, protobuf, structure.
 
     Args:
         sealed: the sealed group, from anywhere.
@@ -111,7 +111,7 @@ class _Zstd(threading.local):
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
-        self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}  # by window, of which a process has one or two
+        self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}  # by window size; a process has one or two
 
     def decompressor(self, max_bytes: int) -> zstandard.ZstdDecompressor:
         """A decompressor that refuses windows beyond the smallest power of two above `max_bytes`."""
@@ -143,7 +143,7 @@ def _decompress(data: bytes, max_bytes: int) -> bytes:
 
 
 def stated_bytes(sealed: SealedGroup) -> int:
-    """Upper bound of the bytes that opening a sealed group handles: the body's length, or its stated size if larger."""
+    """Most bytes that opening a sealed group handles: the body's length, or its stated decompressed size if larger."""
     if not sealed.is_compressed:
         return len(sealed.body)
     try:

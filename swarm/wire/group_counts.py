@@ -1,9 +1,9 @@
 """Counts of a group's fields and numbers on the wire, bounded before anything is parsed.
 
 A few hundred bytes can decompress to a million empty submessages or token ids, each dozens of bytes in memory and one
-turn of a Python loop. Invariant: what `check_counts` accepts parses to at most SMALL_BYTES objects (MIDDLING_BYTES if a
-quarter of them travelled), or as many as the limits allow. The bounds are a few times those of an honest group, so a
-group of another configuration is refused later, with its exact reason.
+turn of a Python loop. Invariant: a body that `check_counts` accepts parses to at most SMALL_BYTES objects (at most
+MIDDLING_BYTES if a quarter of its bytes were received), or as many as the limits allow. The bounds are a few times the
+counts of an honest group, so a group of another configuration is refused later, with its exact reason.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from swarm.types import RefusalReason
 from swarm.wire.rollout_groups import MAX_ROLLOUTS, MAX_TOKENS, Malformed
 
 SMALL_BYTES: Final = 16_384  # a message of this length has no more numbers than bytes
-MIDDLING_BYTES: Final = 4 * SMALL_BYTES  # bound where at least a quarter travelled: walking it costs 100 us
+MIDDLING_BYTES: Final = 4 * SMALL_BYTES  # the same, if at least a quarter of it was received: walking it costs 100 us
 MAX_FIELDS: Final = 16_384  # of the body, its rollouts and their traces together
 _PROMPT_TOKENS: Final = 4096  # of a message of any size; further ones are allowed per received byte
 _PROMPT_TOKENS_PER_BYTE: Final = 16
@@ -29,7 +29,7 @@ _OTHER_BYTES: Final = 1024  # of any other field: names, digests, a span
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountLimits:
-    """Bounds of a whole group's content."""
+    """Bounds on the content of a whole group."""
 
     fields: int = MAX_FIELDS
     answer_tokens: int = MAX_ROLLOUTS * MAX_TOKENS  # of all rollouts together
@@ -62,7 +62,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def check_counts(data: bytes, num_travelled: int, limits: CountLimits) -> None:
-    """Raises Malformed if a serialised GroupBody exceeds the limits; a body that is too small for that is not examined.
+    """Raises Malformed if a serialised GroupBody exceeds the limits; a body too small to exceed them is not examined.
 
     Args:
         data: the decompressed body.
@@ -138,7 +138,7 @@ class _Walk:
             raise ValueError(f"{size} bytes in a short field")
 
     def _numbers(self, at: int, size: int) -> int:
-        """Number of packed varints; for a field too long for any bound its size, without counting."""
+        """Number of packed varints; for a field that is too long for every bound, its size instead, uncounted."""
         if size > _NUMBER_BYTES * max(self._prompt_tokens, self._limits.answer_tokens):
             return size
         return int(np.count_nonzero(self._bytes[at : at + size] < 0x80))

@@ -58,7 +58,7 @@ def status_of(error: Exception) -> grpc.StatusCode:
 
 
 def error_of(error: grpc.RpcError, what: str, *, is_made_here: bool = False) -> SwarmError:
-    """The error that a failed call stands for; Unavailable if its code means no other.
+    """The error of this project for a failed call, by its status code; Unavailable for every other code.
 
     Args:
         error: the error that gRPC raised.
@@ -95,7 +95,7 @@ def rpc(method: Method) -> Method:
 
 @contextmanager
 def calling(what: str, *kinds: type[SwarmError]) -> Generator[None]:
-    """Context for reading a peer's answer: an error becomes the one of `kinds` that it stands for, or Unavailable."""
+    """Context for reading a peer's answer: converts an error of gRPC to one of `kinds` (`error_of`), or Unavailable."""
     try:
         yield
     except grpc.RpcError as error:
@@ -104,7 +104,7 @@ def calling(what: str, *kinds: type[SwarmError]) -> Generator[None]:
     except Malformed as error:
         raise Unavailable(f"{what}: {error.detail}") from None
     except asyncio.CancelledError:
-        # gRPC cancels the reader of a closed channel; a cancellation of our own passes through.
+        # gRPC cancels the reader of a closed channel; a cancellation of our own is raised again.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise

@@ -72,8 +72,8 @@ def with_held(config: NodeConfig, held: SignedManifest | None, own: EntryConfig 
 def differences(config: NodeConfig, manifest: RunManifest) -> list[Difference]:
     """Keys that must be equal on every node of a run but differ here, sorted.
 
-    An environment is compared if the manifest has one of the same name and the node exchanges its groups: a node may
-    have further ones. The model is not compared.
+    An environment is compared if the manifest has one of the same name and the node exchanges its groups; a node may
+    have other environments. The model is not compared.
     """
     limits = manifest.limits
     found: list[tuple[str, object, object]] = [

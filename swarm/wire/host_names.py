@@ -23,11 +23,11 @@ async def dial(host: str, port: int, source: str = "") -> socket.socket:
     Args:
         host: name or IP address.
         port: TCP port.
-        source: own address to call from; "": any.
+        source: local address of the connection; "": any.
 
     Raises:
         OSError: the name does not resolve, or no address answers.
-        ValueError: the host is no name.
+        ValueError: `host` is not a valid name.
     """
     resolve = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
@@ -43,7 +43,7 @@ async def dial(host: str, port: int, source: str = "") -> socket.socket:
 
 
 async def open_connection(host: str, port: int, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """`asyncio.open_connection` by way of `dial`. Raises OSError, or ValueError if the host is no name."""
+    """`asyncio.open_connection` by way of `dial`. Raises OSError, or ValueError if `host` is invalid."""
     return await asyncio.open_connection(sock=await dial(host, port), **options)
 
 

@@ -74,7 +74,7 @@ class FetchedManifest:
 
     signed: SignedManifest
     bootstrap_peers: tuple[str, ...]  # multiaddresses
-    address: str  # of the link, which answered
+    address: str  # the address of the link that answered
 
     @property
     def manifest(self) -> RunManifest:
@@ -83,11 +83,11 @@ class FetchedManifest:
 
 
 async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
-    """The run's manifest, from the first address of the link that answers; `timeout_s` bounds each step of a try.
+    """The run's manifest, from the first address of the link that answers; `timeout_s` bounds handshake and call each.
 
     Raises:
         ConfigError: the manifest is signed but breaks a bound, or is of another run.
-        Unauthenticated: no address gave the manifest, and at one of them another node answered, or the proof failed.
+        Unauthenticated: no address gave the manifest; at one of them another node answered, or its proof failed.
         Unavailable: no address answered.
     """
     failures: list[Unavailable] = []

@@ -1,6 +1,6 @@
 """Draws, reports and verdicts between the agent and its own worker.
 
-Invariant: a draw arrives exactly as it was made. Bodies of groups use the messages of the network, figures are JSON.
+Invariant: the groups of a draw arrive exactly as drawn. Groups use the messages of the network, figures are JSON.
 """
 
 import dataclasses

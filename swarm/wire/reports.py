@@ -1,6 +1,6 @@
 """Messages for heartbeats and advice between a node and the coordinator.
 
-Invariant: values from a message are finite and bounded, or the message becomes None; neither side trusts the other.
+Invariant: a message with a value that is not finite or exceeds a bound becomes None; neither side trusts the other.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Request deadline: a call whose request does not come in time ends.
+"""Request deadline: ends a call whose request does not arrive in time.
 
-gRPC counts a call from its headers on and waits for its request forever, so calls of headers alone can fill
+gRPC counts a call as soon as its headers arrive and waits for its request forever, so calls with headers alone can fill
 `maximum_concurrent_rpcs`: 40 connections without any key kept all other nodes out. Invariant: calls that wait for their
 request are bounded in time, and in number for each subnet.
 """
@@ -31,9 +31,9 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
         """Creates the interceptor.
 
         Args:
-            refused: called with each peer that calls an unknown method and the error; returns the error with its pause.
+            refused: called with the peer and the error of a call to an unknown method; returns the error with a pause.
             timeout_s: time within which the request of a call must arrive.
-            max_waiting: most calls of one subnet that wait for their request; beyond it the longest wait ends.
+            max_waiting: most calls of one subnet that wait for their request; one more ends the oldest.
         """
         self._refused = refused
         self._timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""Rollout groups to and from protobuf messages, with the bounds of every field that sizes something.
+"""Conversion of rollout groups to and from protobuf messages, with a bound on every field that determines a size.
 
 Invariant: a group from `body_to_group` is structurally whole (lengths agree, ids fit int32, spans are ordered),
 whichever node sent the message. Admission judges values that need the vocabulary, the task or the clock.
@@ -63,7 +63,7 @@ _FINISH_BACK: Final = {number: reason for reason, number in _FINISH.items()}
 
 
 class Malformed(Exception):
-    """Error of a message from outside that breaks a bound; becomes a `Refused` value at the edge of this package."""
+    """A message from another process breaks a bound; `open_group` turns the error into a `Refused` value."""
 
     def __init__(self, reason: RefusalReason, detail: str) -> None:
         super().__init__(detail)
@@ -73,7 +73,7 @@ class Malformed(Exception):
 
 @lru_cache(maxsize=256)  # rewards and sampling parameters repeat, and formatting one costs more than all its checks
 def decimal(value: float) -> float:
-    """The float of the shortest decimal with the same float32: 0.7 is 0.7 again after the wire."""
+    """The float of the shortest decimal that rounds to the same float32, so that 0.7 is 0.7 again after transfer."""
     return float(str(np.float32(value)))
 
 
@@ -103,7 +103,7 @@ def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
     return body
 
 
-# In place, since the constructor of a message copies its arguments, once more at each level.
+# Messages are filled in place, since a constructor would copy its arguments again at each level.
 
 
 def _fill_rollout(message: rollout_pb2.Rollout, rollout: Rollout) -> None:

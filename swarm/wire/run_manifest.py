@@ -1,7 +1,7 @@
 """Run manifest: the description of a run as signed JSON.
 
 Invariant: a manifest is data. It can name built-in environments, recipes and digests, never code, and nothing in it is
-used before its signature and every bound were checked.
+used before its signature and all bounds were checked.
 """
 
 import json
@@ -56,7 +56,7 @@ _PASSED_ON: Final = frozenset(
         *("model", "environments", "generator", "replay", "learner", "evaluation", "entry", "follow.policy"),
         *("exchange.anchors", "exchange.max_group_bytes", "directory.shards", "dir", "run_id"),
     }
-)  # sections and keys of the nodes' configuration that a manifest has, or that each node has its own of
+)  # sections and keys of the nodes' configuration that a manifest holds, or that every node sets for itself
 MAX_TEXT_CHARS: Final = 4_000  # prompt template and prefill
 MAX_PARAMS: Final = 64  # keys, or items of a list
 MAX_PARAM_CHARS: Final = 200
@@ -104,11 +104,11 @@ class RunManifest(Model):
     limits: ManifestLimits = ManifestLimits()
     """Shared bounds."""
     anchors: tuple[Anchor, ...] = Field(default=(), max_length=MAX_ANCHORS)
-    """Long-lived nodes (`exchange.anchors`): each joining node reaches one of them, however many adverts lie."""
+    """Long-lived nodes (`exchange.anchors`): each joining node reaches one of them, whatever false adverts exist."""
     entry: EntryConfig = EntryConfig()
     """Rules of entry."""
     serial: int = Field(default=0, ge=0, le=MAX_SERIAL)
-    """Number that rises with every change signed by the same key; 0 in releases that did not count."""
+    """Number that rises with every change signed by the same key; 0 in manifests of releases without serials."""
     expires_at_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Wall clock from which on the manifest is refused; 0: never."""
     next_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
@@ -141,7 +141,7 @@ def manifest_of(node: NodeConfig, run_id: str, tokenizer_digest: str, created_at
 
 
 def kept_back(node: NodeConfig) -> list[str]:
-    """Keys of the nodes' configuration that are not the default, and that a manifest does not pass on, sorted."""
+    """Keys of the nodes' configuration with another value than the default that a manifest does not include, sorted."""
     whole, default = node.model_dump(mode="json"), NodeConfig().model_dump(mode="json")
     found: list[str] = []
     for key in whole.keys() - _PASSED_ON:
@@ -294,7 +294,7 @@ def check_expiry(manifest: RunManifest, now_s: float) -> None:
 
 
 def check_succession(held: SignedManifest, new: SignedManifest) -> None:
-    """Refuses a manifest that may not replace the newest one seen: an older one, or one of a replaced key.
+    """Refuses a manifest that may not replace the newest one seen, because of its serial or of a key.
 
     The key that a manifest named as its next one takes over with any serial: a thief of the first key can sign any
     serial, but cannot name another successor.
@@ -329,7 +329,7 @@ def write_toml(data: JsonDict, path: Path, head: str = "") -> None:
 
 
 def write_node_toml(config: NodeConfig, path: Path) -> None:
-    """Writes the node.toml of a person: the learning rate, and keys that differ from their defaults. Raises OSError."""
+    """Writes a node.toml for a person to edit: the learning rate, and keys that are not the default. Raises OSError."""
     data = config.model_dump(mode="json", exclude_defaults=True)
     data.setdefault("learner", {})["learning_rate"] = config.learner.learning_rate  # decided by the kind of model
     ordered = {key: data[key] for key in NodeConfig.model_fields if key in data}

@@ -1,7 +1,7 @@
 """Server side of sessions: authenticates callers, and starts a gRPC server with bounds.
 
 Invariant: every table is bounded in size and age, per subnet and in total, so unproven clients cost a bounded amount of
-memory and work. In a full table the party with most entries makes room for the others.
+memory and work. In a full table the party with most entries makes room for other parties.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from swarm.wire.v1 import session_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
 
 MAX_SUBNETS: Final = 4096
-_SEEN_AFTER_S: Final = 2.0  # by then a connection was seen by the limiter, or is gone
+_SEEN_AFTER_S: Final = 2.0  # age at which the limiter has listed a connection, unless it has ended
 _TIDY_EVERY_S: Final = 1.0
 REFUSALS_PER_S: Final = 1.0  # of one connection; an honest node waits longer after each
 REFUSALS_BURST: Final = 32.0
@@ -89,7 +89,7 @@ class _Session:
 
 
 class Sessions(pb_grpc.SessionServiceServicer):
-    """Proves our identity to clients, checks theirs, and keeps the proven node behind each connection."""
+    """Proves our identity to clients, checks theirs, and stores the proven node id of each connection."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self._handshakes = RateLimiter[str](per_minute / 60.0, per_minute, MAX_SUBNETS)
 
     def require(self, context: Context) -> NodeId:
-        """Id of the node that proved itself on this very connection.
+        """Id of the node that proved its identity on the connection of this call.
 
         Raises:
             Unauthenticated: the call has no token, an unknown or expired one, or one of another connection.
@@ -154,7 +154,8 @@ class Sessions(pb_grpc.SessionServiceServicer):
     def refused(self, peer: str, error: Refusal, num: int = 1) -> Refusal:
         """The error of a refused call, with the pause before its answer.
 
-        Refusals are work too: a subnet gets few answers a second, and the connection of a peer that continues is cut.
+        A subnet gets _ANSWERED_PER_S answers a second after a burst, since refusals are work, too. The connection is
+        cut if the peer exceeds REFUSALS_PER_S, if the pause exceeds LONGEST_PAUSE_S, or if too many refusals wait.
 
         Args:
             peer: the refused peer, in gRPC's form.
@@ -265,10 +266,10 @@ class Sessions(pb_grpc.SessionServiceServicer):
         return token
 
     def _make_room(self, subnet: str, now_s: float) -> None:
-        """Ends expired and broken sessions, else the oldest one of this subnet or of the subnet with most.
+        """Ends expired and broken sessions; if no place is free then, the oldest of this or of the largest subnet.
 
         Raises:
-            Unavailable: all places are taken, and no other subnet has more of them than this one.
+            Unavailable: all places are taken, and no other subnet has at least two more of them than this one.
         """
         if now_s >= self._tidy_at_s:
             self._tidy_at_s = now_s + _TIDY_EVERY_S

@@ -2,7 +2,7 @@
 
 Invariant: a certificate (one per process, self-signed) proves nothing by itself; both signatures cover its digest. A
 man in the middle has another certificate, which neither signature covers. So `open_channel` returns a connection to the
-intended node, and `Sessions.require` the node at the other end of that very connection.
+intended node, and `Sessions.require` returns the id of the node at the other end of the same connection.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ NONCE_BYTES: Final = 32
 # Raised with every change of meaning or name on the wire; both ends of a connection must have the same.
 PROTOCOL_VERSION: Final = 4
 MAX_MESSAGE_BYTES: Final = 4 * 2**20 + 64 * 1024  # a client refuses larger answers before parsing
-PING_S: Final = 20.0  # shorter than most routers keep an idle connection
+PING_S: Final = 20.0  # shorter than the time for which most routers keep an idle connection
 READ_AHEAD_BYTES: Final = 256 * 1024  # of each stream, where the line's speed is not measured
 _RENEW_SHARE: Final = 0.8  # of a session's life, after which it is renewed
 
@@ -74,7 +74,7 @@ def check_protocol_version(other: str, version: int) -> None:
 
 @dataclass(eq=False, repr=False)
 class AuthenticatedChannel:
-    """A connection to a server that has to prove to be `node_id`, with our session on it."""
+    """A connection to a server, which must prove the identity `node_id`, with our session on it."""
 
     channel: grpc.aio.Channel
     node_id: NodeId
@@ -93,7 +93,7 @@ class AuthenticatedChannel:
         self._is_closed = False
 
     async def metadata(self, timeout_s: float) -> Metadata:
-        """The session token to send with a call; handshakes first, and again late in the session's life.
+        """The session token to send with a call; makes a handshake at first, and after _RENEW_SHARE of a session.
 
         Raises:
             Unavailable: the connection is closed, or the server does not answer.
@@ -185,7 +185,7 @@ async def open_channel(
         credential: returns the credential that we show to be admitted. None shows nothing, not even our identity: only
             the server proves itself, for calls that need no session.
         note_clock: called with the server's clock at each handshake.
-        socket_path: Unix socket that leads there; the endpoint is then only a name for messages.
+        socket_path: Unix socket connected to the node; the endpoint is then only a name for messages.
         ping_s: seconds without a byte after which the other end is pinged.
         is_prompt: the other end has only `ping_s` to answer a ping, instead of a minute.
 
@@ -248,7 +248,7 @@ def _prompt_options(ping_s: float) -> list[tuple[str, Any]]:
 
     gRPC 1.85 does not end a connection after `keepalive_timeout` but after the timeout of any ping, 60 s by default
     (its pull request 39239), and a bandwidth probe waits for its own ping before another one is sent. Not for all
-    connections: on a slow line an answer waits behind megabytes, and only without probes a ping means silence.
+    connections: on a slow line megabytes precede an answer, and a late ping means a lost peer only without probes.
     """
     return [
         ("grpc.http2.bdp_probe", 0),
@@ -270,7 +270,7 @@ class Certificate:
 
 
 def create_certificate() -> Certificate:
-    """A new certificate for this process."""
+    """Creates a self-signed certificate with a new key, for this process."""
     key = generate_private_key(SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CERTIFICATE_NAME)])
     certificate = (
