@@ -51,7 +51,7 @@ class Checkpoint:
 
 
 def checkpoint_pause_s(size_bytes: int) -> float:
-    """Least seconds between two checkpoints of `size_bytes`; 0 up to SMALL_BYTES."""
+    """Least seconds between two checkpoints of `size_bytes`: 0 up to SMALL_BYTES, at most LONGEST_PAUSE_S."""
     return 0.0 if size_bytes <= SMALL_BYTES else min(size_bytes / BYTES_PER_S, LONGEST_PAUSE_S)
 
 

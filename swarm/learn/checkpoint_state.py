@@ -1,6 +1,6 @@
 """Checkpoint state (JSON, read without torch) and the folders of checkpoints.
 
-Invariant: a state is returned as it was written, or not at all.
+Invariant: a state is returned as it was written, or not at all; only states of release 0.1.0 have no checksum.
 """
 
 import hashlib

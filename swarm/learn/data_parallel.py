@@ -153,7 +153,7 @@ class ShardedRanks:
     # --- work ----------------------------------------------------------------------------------------
 
     def assign(self, num_parts: int) -> Sequence[tuple[int, bool]]:
-        """Micro-batch p goes to rank p mod count; a rank with no micro-batch left repeats the last one, uncounted."""
+        """Micro-batch p goes to rank p mod count; a rank with none left repeats the last one without effect."""
         mine = range(self.index, num_parts + self.index, self.count)
         return [(index, True) if index < num_parts else (num_parts - 1, False) for index in mine]
 
@@ -231,7 +231,7 @@ class ShardedAdamW(MasterAdamW):
         return None
 
     def discard(self) -> None:
-        """Forgets every gradient."""
+        """Drops every gradient without a step."""
         super().discard()
         self._unshared.clear()
 

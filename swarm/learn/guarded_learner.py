@@ -52,7 +52,7 @@ class GuardedLearner:
             max_age_steps: the configured lag bound.
             generates: True if this node makes groups itself. If False, the oldest established follower is used even
                 after a fall of accuracy, and the least deviating sources even while all are set aside.
-            limits: thresholds.
+            limits: thresholds of the guard.
         """
         self._learner = learner
         self._safe = safe

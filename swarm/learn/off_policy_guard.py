@@ -46,7 +46,7 @@ class GuardLevel(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quarantine:
-    """Quarantine of a source whose figures exceeded a threshold."""
+    """Period in which a source is set aside because a figure passed its threshold."""
 
     until: int  # first step of the guard in which the source is used again
     patience: int  # factor on hold_steps the next time
@@ -230,7 +230,7 @@ class _Bad:
 def _unlikely(
     own_nll: float | None, likelihoods: Sequence[LikelihoodStats], limits: GuardLimits
 ) -> list[tuple[str, _Bad]]:
-    """Other nodes' sources whose tokens exceed the negative log-likelihood of own groups by over `tight_nll`."""
+    """Sources of other nodes whose mean negative log-likelihood exceeds that of own groups by over `tight_nll`."""
     if own_nll is None:
         return []
     return [
@@ -255,7 +255,7 @@ def _quarantine(
     unlikely: Sequence[tuple[str, _Bad]],
     limits: GuardLimits,
 ) -> dict[str, Quarantine]:
-    """Quarantines after this step; a source that then behaves for as long as its next hold would last is forgotten.
+    """Quarantines after this step; a source that behaves after its hold for the length of the next one is forgotten.
 
     If nothing is made here and most followers look bad, their off-policy figures set none of them aside: the policy
     moved away from all of them, which level and lag bound answer, and nothing else would be left to learn from. A

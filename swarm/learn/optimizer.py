@@ -55,7 +55,7 @@ class MasterAdamW:
         return None
 
     def discard(self) -> None:
-        """Forgets every gradient."""
+        """Drops every gradient without a step."""
         for parameters in (self._params, self._masters):
             for param in parameters.values():
                 param.grad = None

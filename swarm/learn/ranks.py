@@ -1,6 +1,6 @@
 """Ranks of a data-parallel step: the protocol, and the usual case of one process (`OneProcess`).
 
-`swarm.learn.data_parallel` implements the protocol for several processes, since it imports torch.distributed.
+`swarm.learn.data_parallel` implements the protocol for several processes, on torch.distributed.
 
 Invariant: every rank calls every method in the same order, and common results are equal on all of them, so that all
 decide alike.
@@ -53,7 +53,7 @@ class Ranks(Protocol):
     def assign(self, num_parts: int) -> Sequence[tuple[int, bool]]:
         """(index, True if the result counts) of each micro-batch that this rank computes, of `num_parts` in all.
 
-        If `num_parts` does not divide evenly, some ranks repeat the last one, uncounted: all make equally many passes.
+        If `num_parts` does not divide evenly, some ranks repeat the last one without effect: all make as many passes.
         """
         ...
 
@@ -62,7 +62,7 @@ class Ranks(Protocol):
         ...
 
     def all_sum(self, value: float) -> float:
-        """Sum of a value over ranks, equal bits on all of them."""
+        """Sum of a value over ranks, with equal bits on every rank."""
         ...
 
     def broadcast(self, values: Tensor) -> Tensor:

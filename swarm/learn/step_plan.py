@@ -35,8 +35,8 @@ def split_step(batch: Batch, slices: Sequence[RecipeSlice], recipes: RecipeSet, 
         updates_per_step: most parts that the groups are split into.
 
     Returns:
-        The plan. A fallback recipe without TURN_UPDATES learns turn by turn as well, but sees no later turns: its loss
-        terms other than the advantages' would count tokens of later turns in several updates.
+        The plan. A fallback recipe without TURN_UPDATES learns turn by turn as well, but sees no later turns: its other
+        loss terms, such as a KL penalty, would count tokens of later turns in several updates.
     """
     by_turn = updates_by_turn(recipes)
     if updates_per_step == 1 and not by_turn:

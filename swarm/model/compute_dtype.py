@@ -50,7 +50,7 @@ _CAPABILITIES: Final = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_C
 
 
 def place(network: nn.Module, device: str | torch.device, setting: str = "auto") -> None:
-    """Moves a loaded network to a device and widens it to its compute dtype (blocking, a second at first).
+    """Moves a loaded network to a device and widens it to its compute dtype (blocking, a second on first use).
 
     Args:
         network: as loaded, in the published dtype.
@@ -66,7 +66,7 @@ def place(network: nn.Module, device: str | torch.device, setting: str = "auto")
 
 
 def choose(setting: str, published: str, device: torch.device, products: Products, saved: str = "") -> ComputeChoice:
-    """The compute dtype for a model whose tensors are published in `published` (blocking, a second at first).
+    """The compute dtype for a model whose tensors are published in `published` (blocking, a second on first use).
 
     Args:
         setting: `compute_dtype` of a configuration, which checks it against the published dtype.

@@ -63,7 +63,7 @@ def add_adapters(
         seed: random seed of the factors `lora_a`; equal seeds give equal adapters on every node.
 
     Raises:
-        ConfigError: the network has no linear layer to adapt, or none with a name in `targets`.
+        ConfigError: the network has no linear layer to adapt, or none with one of the names in `targets`.
     """
     head = getattr(network, "get_output_embeddings", lambda: None)()
     network.requires_grad_(False)
@@ -86,7 +86,7 @@ def with_shared_weights(network: nn.Module) -> nn.Module:
 
 
 def linear_names(network: nn.Module, *, attention: bool) -> set[str]:
-    """Last names of the linear layers in attention blocks, or of all others except the output head."""
+    """Last names of the linear layers in attention blocks if `attention`, else of all others but the output head."""
     head = getattr(network, "get_output_embeddings", lambda: None)()
     return {
         path.rpartition(".")[2]

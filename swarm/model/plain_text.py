@@ -1,6 +1,6 @@
 """Plain text for a tokenizer: control tokens that are spelled in a content stay text.
 
-Invariant: the encoded ids never contain a control token, whatever the text is.
+Invariant: the encoded ids contain no control token except the unknown token, whatever the text is.
 """
 
 import json

@@ -321,7 +321,7 @@ def tokenizer_of(config: ModelConfig, folder: Path) -> Tokenizer:
 
 
 def try_out() -> None:
-    """Encodes texts by the tokenizer that standard input names, and prints "tried"; `require_tried` runs it.
+    """Encodes texts with the tokenizer that standard input names, and prints "tried"; `require_tried` runs it.
 
     Prints nothing for a tokenizer that cannot be read: the caller reads it next and reports the error.
 

@@ -1,6 +1,6 @@
 """First use of a model's tokenizer and chat template, in a process with limits: both run code by the model's author.
 
-Invariant: a trial depends on files, arguments and version of `tokenizers`: equal ones are tried once on a machine.
+Invariant: a trial depends on files, arguments and the version of `tokenizers`; equal trials are made once on a machine.
 """
 
 import hashlib

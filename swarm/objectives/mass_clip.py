@@ -103,7 +103,7 @@ def reference_masses(parts: Iterable[tuple[Batch, Tensor]]) -> Masses | None:
     """Masses of a typical group of one update, times the number of groups; None if all masses are 0.
 
     The mean of own groups; without own groups, the median of the means of established sources; without these, of
-    newcomers. Only half of the sources together can shift the median.
+    newcomers. Fewer than half of the sources cannot move the median beyond the other values.
 
     Args:
         parts: each batch of the update with the masses [N, 2] of its rollouts, before the clip.
@@ -136,7 +136,7 @@ class MassHistory:
     seen: dict[str, list[list[float]]]  # name of the recipe -> (sum |c_t|, pull), oldest first
 
     def clip(self, recipe: Recipe, num_groups: float, parts: Sequence[tuple[Batch, Tensor]]) -> MassClip:
-        """Returns the bound for the next batch of an update: by the median of remembered updates, else by `parts`.
+        """Returns the bound for the next batch of an update: from the median of remembered updates, else from `parts`.
 
         Args:
             recipe: main recipe of the step.

@@ -1,7 +1,6 @@
 """A published method as a choice of parts, with every constant addressable by name.
 
-Invariant: what a recipe needs and how far its coefficients reach follow from its parts; nobody declares
-them a second time.
+Invariant: a recipe's needs and the scope of its coefficients follow from its parts and are declared nowhere else.
 """
 
 import re

@@ -2,7 +2,7 @@
 
     token mean of -sg[clip(r, 0, 1.28)] A log pi, group z-score
 
-The original tunes the upper bound only and has no lower one; it gives no number, 0.28 is Trinity's. TRL
+The original tunes the upper bound only and has no lower bound; it gives no number, 0.28 is Trinity's. TRL
 and ScaleRL write the same rule with an absolute cap of 5, which is `weight.high` = 4 here.
 """
 

@@ -40,7 +40,7 @@ def tempered_log_ratio(seen: Prediction, factor: float) -> Tensor:
 
 
 class TemperedPull(ShapePart):
-    """Mixes pi^T/pi into the advantages of correct rollouts: T is flatter at low entropy, sharper at high entropy.
+    """Mixes pi^T/pi into the advantages of correct rollouts: T is `flat` at low entropy, `sharp` at high entropy.
 
     The share of the ratio grows with the distance of the entropy to the target, up to `most`, and with the rarity of
     correct rollouts. The ratio is that of the policy at this update (the code: at the start of the first update).

@@ -1,6 +1,6 @@
 """Means over tokens and rollouts.
 
-Invariant: denominators are totals of the whole optimizer step, never counted in a part of it.
+Invariant: denominators are totals of a whole rollout, a whole group or the whole optimizer step, never of a part.
 """
 
 import torch

@@ -128,7 +128,7 @@ def covariances(scored: Scored, among: Tensor | None = None) -> Tensor:
 
 
 def largest(values: Tensor, eligible: Tensor, share: float, mask: Tensor) -> Tensor:
-    """bool [N, L]: the eligible tokens of largest values, `share` of the tokens of `mask`, at least one if any is."""
+    """bool [N, L]: the eligible tokens of largest values, at most `share` of the tokens of `mask`, or one."""
     count = min(max(1, int(share * int(mask.sum()))), int(eligible.sum()))
     ranked = torch.where(eligible, values, torch.full_like(values, -torch.inf)).flatten()
     chosen = torch.zeros_like(eligible).flatten()

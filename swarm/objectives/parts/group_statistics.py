@@ -90,7 +90,7 @@ def group_scores(values: Tensor, group_index: Tensor, floor: float) -> Tensor:
 
 
 def group_left_out(values: Tensor, group_index: Tensor) -> Tensor:
-    """Value minus the mean of the group's others [N], in the dtype of `values`; in a group of one, the value itself."""
+    """Value minus the mean of the group's other values [N], in their dtype; in a group of one, the value itself."""
     group = group_statistics(values, group_index)
     exact = values.to(group.mean.dtype)
     left_out = group.count / (group.count - 1).clamp(min=1) * (exact - group.mean)

@@ -133,7 +133,7 @@ class K3Rejection(MismatchPart):
 
 
 class Veto(MismatchPart):
-    """Drops a response with a token that the policy would almost never have drawn, compared with the generator.
+    """Drops a response with any rho below `least`: a token that the policy would almost never have drawn.
 
     Source: verl `rollout_corr_math` (token veto).
     """
