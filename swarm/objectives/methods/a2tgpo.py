@@ -70,7 +70,7 @@ class TurnGroup(AdvantagePart):
 
 
 class GainClip(WeightPart):
-    """PPO's clip, wider for turns with more gain than other turns of their number, narrower for turns with less.
+    """PPO's clip, wider for a turn with more gain than the group's turns of the same number, narrower for less gain.
 
     Source: A2TGPO, arXiv:2605.06200.
     """

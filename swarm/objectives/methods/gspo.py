@@ -2,7 +2,7 @@
 
     -(1/N) sum_i min(s A, clip(s, 1-3e-4, 1+4e-4) A), s = exp(mean log-ratio), its log at most 10
 
-The clip acts on responses, so its half-widths are a thousandth of those of token methods.
+The clip acts on responses, so its half-widths are about a thousandth of those of token methods.
 """
 
 from dataclasses import replace

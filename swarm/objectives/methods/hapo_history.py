@@ -23,8 +23,8 @@ class HistoryLength(RewardPart):
 
     With `weight` 1, a response as long as the record gets 0, one half as long +0.71, one twice as long or more -1. A
     success loses at most `worst`, which keeps it above failures; a failure gets no bonus. Without a success of the
-    prompt so far the reward is unchanged. Only our own successes set the record, because other nodes choose which
-    answers they send.
+    prompt so far the reward is unchanged. Only successes of our own policy set the record, because other nodes
+    choose which answers they send.
     """
 
     equation = (

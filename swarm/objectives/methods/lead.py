@@ -2,7 +2,7 @@
 
     z-scores of R and of closeness to L*, proportion by EMA, whitened; clip .2/.28, token mean
 
-Target lengths come from the policy's own successes, and the proportion moves to the reward that still varies.
+Target lengths come from the group's own successes, and the proportion moves to the reward that still varies.
 Both sides of the target cost the same, as in the paper; the released default favours shorter responses.
 The small KL penalty is left out, as in `grpo`. Ours: limits of the target as shares of the allowed length.
 """

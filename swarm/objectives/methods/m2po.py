@@ -35,7 +35,7 @@ def widest_cap(squares: Tensor, budget: float) -> float:
 
 
 class SecondMomentClip(WeightPart):
-    """A clip at exp(+-tau), with the widest tau at which the mean square log-ratio of harmful tokens is in the budget.
+    """A clip at exp(+-tau), with the widest tau at which the mean squared log-ratio of harmful tokens is in budget.
 
     Harmful tokens are those on which PPO's clip can act: A > 0 with r > 1, or A < 0 with r < 1. If their mean square
     is within the budget, nothing is clipped. The bounds are never tighter than [1 - low, 1 + high].

@@ -1,4 +1,4 @@
-"""M2PO as in AReaL: drops tokens of largest mismatch until the mean squared log-mismatch of the others is in budget.
+"""M2PO as in AReaL: drops tokens of largest mismatch until the mean squared log-mismatch of the others is below .04.
 
     -M r A, r = pi / pi_old; M drops the largest (log pi_old - log mu)^2, token mean
 

@@ -26,7 +26,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class TwoLevels(AdvantagePart):
-    """Mean of two z-scores: of the episode's total reward, and of the turn's return among turns of its number.
+    """Mean of two z-scores: of the episode's total reward, and of the turn's return among turns of the same number.
 
     Source: MatchTIR, arXiv:2601.10712; quchangle1/MatchTIR `compute_grpo_outcome_advantage`.
     """

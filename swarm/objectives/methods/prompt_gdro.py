@@ -22,7 +22,7 @@ from swarm.objectives.recipe import Recipe
 class RobustWeights(ShapePart):
     """Prompt-GDRO: multiplicative weights over bins of difficulty, realised as a factor on advantages.
 
-    Prompts are sorted into bins by the pass@k of our own answers. A bin's score is a moving average of the mean loss
+    Prompts are sorted into bins by the pass@k of our policy. A bin's score is a moving average of the mean loss
     of the bin's prompts, so that a bin with many prompts counts no more than one with few. Ours: a prompt's loss is 1
     minus its mean reward (the surrogate itself is about 0 for every prompt), and every constant except k and the
     number of bins.

@@ -1,4 +1,4 @@
-"""RL-PLUS: rollouts of other generators have a mixture of policies as the ratio's denominator, own ones no clip.
+"""RL-PLUS: a mixture of policies is the ratio's denominator for rollouts of other generators; own ones are unclipped.
 
     external 2 pi/(pi_old + .5 (pi_old + 1)) A (1 - sg[pi])^.5, own r A; constant norm, entropy .001
 

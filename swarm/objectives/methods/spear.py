@@ -42,7 +42,7 @@ class RecalibratedReplay(AdvantagePart):
     """Reward of fresh rollouts minus the group's mean; for old rollouts, the excess over the median of recent means.
 
     Rollouts older than `max_age` optimizer steps get 0. While no mean is known yet, old ones get 0 too
-    (ours). Only our own fresh groups count in the median.
+    (ours). Only fresh groups of our policy count in the median.
 
     Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `ray_trainer_hybrid.py`.
     """

@@ -3,7 +3,7 @@
     (1/N) sum_i of -w_i A_i sum_t log pi; w 1 for A > 0, else the product of ratios, in [0, 1]
 
 Positives are pure likelihood, so only negatives need log-probs of the generator. There is no KL term.
-In the paper, the baseline sets the share of positives. Ours: the group's mean, and a reward above .5 as positive.
+In the paper, the baseline sets the share of positives. Ours: the group's mean as baseline.
 """
 
 from dataclasses import replace

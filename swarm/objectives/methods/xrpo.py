@@ -15,7 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class NoveltySharpening(ShapePart):
-    """Raises positive advantages of rollouts less likely than their group's mean, by at most `bound` times itself."""
+    """Raises positive advantages of rollouts less likely than their group's mean, to at most 1 + `bound` times."""
 
     equation = "A <- A + min(max(strength (1 - exp(s_i - mean_G s)), 0), bound A) where A > 0"
     scope = Scope.GROUP
