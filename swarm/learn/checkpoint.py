@@ -74,7 +74,7 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEP
     try:
         _write_files(staged, checkpoint)
     except OSError:
-        shutil.rmtree(staged, ignore_errors=True)  # on a full disk others need its room
+        shutil.rmtree(staged, ignore_errors=True)  # on a full disk, other files need its space
         raise
     replaced = final.with_suffix(".replaced")
     if final.exists():
@@ -86,7 +86,7 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEP
     found = newest_first(root)
     of_earlier = [path for path in found if step_of(path) <= checkpoint.step]
     for old in found:
-        if old not in of_earlier[:num_kept]:  # a later step was not gone on from: it is damaged, or of another branch
+        if old not in of_earlier[:num_kept]:  # a later step is damaged, or of an abandoned branch
             _delete(old)
     return final
 
@@ -132,7 +132,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     state[CHECKSUM] = checksum_of(state)
     try:
         save_file(tensors, folder / _TENSORS)
-    except SafetensorError as error:  # what the system refused has this name, too
+    except SafetensorError as error:  # errors of the operating system have this type, too
         raise OSError(errno.EIO, f"{folder / _TENSORS}: {error}") from error
     (folder / STATE).write_text(json.dumps(state, indent=1), encoding="ascii")
     for path in (folder / _TENSORS, folder / STATE, folder):

@@ -19,7 +19,7 @@ STATE = "state.json"
 DIGESTS = "tensors"
 COMPUTE_DTYPE = "compute_dtype"  # key in the state: dtype of the passes that led to the state
 CHECKSUM = "checksum"  # key in the state: SHA-256 of all other keys
-_MAX_BYTES = 2**28  # with the memory of a learner of 4,096 sources some MB
+_MAX_BYTES = 2**28  # a state that remembers 4,096 sources has some MB
 _NAME = re.compile(r"^checkpoint-(\d{8,})(\.replaced)?$")  # replaced: the same step was saved again
 
 

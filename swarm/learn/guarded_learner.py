@@ -119,7 +119,7 @@ class GuardedLearner:
         self._learner.notes[_NOTE] = asdict(self._state)
         others_held = self._effect.num_cuts > 0
         is_any_left = was_any_usable or (was_idle and not self._generates)
-        # Without a version there is no evaluation either, so these draws alone can end it.
+        # Without a version there is no evaluation, so only idle draws can end a fall.
         self._effect = self._effect.after_step(is_idle=not kept and is_any_left)
         self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
         figures = {

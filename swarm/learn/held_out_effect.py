@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 MAX_SHOWN: Final = 16  # sources in a log line
 
-FALL_SIGMAS: Final = 3.0  # below the best twice in a row: accuracy has fallen
-PLUNGE_SIGMAS: Final = 5.0  # below the best once
-CALM_SIGMAS: Final = 1.0  # below the best, up to which it has come back
-POOLED: Final = 4  # evaluations that are one figure: the best of many single ones is mostly luck
+FALL_SIGMAS: Final = 3.0  # this far below the best twice in a row: accuracy has fallen
+PLUNGE_SIGMAS: Final = 5.0  # this far below the best once: accuracy has fallen
+CALM_SIGMAS: Final = 1.0  # less than this below the best: accuracy is back
+POOLED: Final = 4  # evaluations pooled into one figure: the best of many single ones is mostly luck
 _ALL: Final = ""  # the course of all environments together, which shows a smaller fall than each alone
 _ADVICE: Final = (
     "groups of other nodes are set aside, the newest sources first, until it comes back; look at learn/source_* for "
@@ -61,7 +61,7 @@ class Course:
     """Course of held-out accuracy in one environment, or in all together."""
 
     best: Accuracy = Accuracy()
-    best_draw: int = 0  # newest draw when it was measured
+    best_draw: int = 0  # newest draw when the best was measured
     recent: tuple[Accuracy, ...] = ()  # at most POOLED
     num_held: int = 0  # evaluations since accuracy fell; 0: it has not fallen
     is_low: bool = False  # the newest evaluation was FALL_SIGMAS or more below the best

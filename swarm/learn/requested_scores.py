@@ -74,7 +74,7 @@ def _adapters_off(network: nn.Module) -> Generator[None]:
     try:
         with torch.no_grad():
             for factor in adapters:
-                factor.zero_()  # what a fresh adapter has: exactly the base layer
+                factor.zero_()  # as in a fresh adapter: the layer equals the base layer
         yield
     finally:
         with torch.no_grad():

@@ -35,7 +35,7 @@ Products = Mapping[tuple[int, int], int]
 """(inputs, outputs) of a linear layer -> number of a model's layers of this size."""
 
 BUDGET_S: Final = 1.0  # of all probes, on an idle machine
-WORTH_IT: Final = 1.1  # times faster that bfloat16 has to be: below it the more exact one is taken
+WORTH_IT: Final = 1.1  # bfloat16 must be this many times faster, or the more exact float32 is used
 _ROUNDS: Final = 5
 _SIDE: Final = 512  # of a probed slice; speed hardly depends on the size from here on (docs/measurements)
 _ROWS: Final = 64  # tokens of a learner's pass, which has more: enough for full speed
@@ -149,7 +149,7 @@ def measure_speeds(products: Products) -> dict[str, float]:
         for _ in range(_ROUNDS):
             for probe in probes.values():  # one dtype beside the other, so that neither has the quieter machine
                 probe.run(share_s)
-            if time.process_time() > end_cpu_s:  # and not the time that other processes took
+            if time.process_time() > end_cpu_s:  # CPU time, so that other processes do not count
                 break
     flops = 2 * len(_KINDS) * sum(slices.values())
     return {
@@ -190,7 +190,7 @@ class _Probe:
             elapsed_s = time.perf_counter() - began_s
             best_s = self._best_s.get(kind.__name__, float("inf"))
             self._best_s[kind.__name__] = min(best_s, elapsed_s / num_multiplied)
-            # what other processes took of the time is no sign of a slow product
+            # time that other processes took is no sign of a slow product
             self._is_slow |= min(elapsed_s, time.process_time() - began_cpu_s) > share_s
 
 
@@ -247,7 +247,7 @@ def _processor() -> str:
 def _read(path: Path) -> dict[str, dict[str, float]]:
     """Remembered speeds by key; empty if the file is missing or damaged, without entries out of bounds."""
     try:
-        known: Any = read_json(path, _MOST_BYTES) if path.is_file() else {}  # no pipe, which would be waited for
+        known: Any = read_json(path, _MOST_BYTES) if path.is_file() else {}  # not a pipe: reading one could block
         found = {str(key): {dtype: float(speeds[dtype]) for dtype in _DTYPES} for key, speeds in known.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return {}

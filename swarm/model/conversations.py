@@ -67,6 +67,6 @@ def conversation_ids(
     if not action_mask.any():
         return np.zeros(num_tokens, np.int64)
     places = np.where(action_mask, np.arange(num_tokens), num_tokens)
-    following = np.minimum.accumulate(places[::-1])[::-1]  # place of the next action's token, itself for one
+    following = np.minimum.accumulate(places[::-1])[::-1]  # index of the next action token; its own for an action
     after = np.where(following < num_tokens, turn_ids[following.clip(max=num_tokens - 1)], len(turns) - 1)
     return turns[after.clip(max=len(turns) - 1)]

@@ -39,14 +39,14 @@ class DeviceMemory:
     """Bytes of a GPU's memory."""
 
     total: int
-    free: int  # of all processes
+    free: int  # not used by any process
     peak: int  # most that tensors of this process took since `forget_peak`
 
 
 def forget_peak(device: torch.device) -> None:
     """Resets the peak of memory use on a GPU."""
     if device.type == "cuda":
-        torch.cuda.init()  # nothing may have been on it yet, which torch refuses to forget
+        torch.cuda.init()  # torch refuses to reset the peak of a GPU that was not used yet
         torch.cuda.reset_peak_memory_stats(device)
 
 

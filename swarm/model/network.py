@@ -24,7 +24,7 @@ from swarm.model.version_digest import load_published, published_state, weights_
 from swarm.types import Digest
 
 _ATTENTION: Final = frozenset({"full_attention", "sliding_attention"})
-_ALIBI: Final = ("bloom", "mpt")  # have it without an entry that tells so
+_ALIBI: Final = ("bloom", "mpt")  # use alibi without an entry in config.json that says so
 _RANDOM: Final = ("drop", "jitter")  # in the names of numbers that make passes in train mode random
 
 
@@ -108,7 +108,7 @@ def save_tensors(state: dict[str, torch.Tensor], path: Path, metadata: dict[str,
     try:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, staging, metadata)
         staging.replace(path)
-    except SafetensorError as error:  # what the system refused has this name, too
+    except SafetensorError as error:  # errors of the operating system have this type, too
         raise OSError(f"{path.name}: {error}") from error
     finally:
         staging.unlink(missing_ok=True)
@@ -122,7 +122,7 @@ def _shipped(source: str) -> nn.Module:
                 f"model.source {source!r}: {name} is missing from this installation; reinstall, "
                 f"or build it with python -m swarm.simulate.{Path(name).stem}"
             )
-        # one of them is stored in half the bytes
+        # one shipped model is stored in half precision
         load_published(network, {key: tensor.float() for key, tensor in load_file(path).items()})
     return network
 
@@ -134,7 +134,7 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> nn.Module:
     transformers_logging.disable_progress_bar()
     try:
         shape: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # of a file by anybody: transformers and huggingface_hub raise many kinds
+    except Exception as error:  # a file by anybody: transformers and huggingface_hub raise many kinds of errors
         raise ConfigError(f"model.source {str(folder)!r}: config.json cannot be read: {error}") from error
     _require_trainable(folder, shape)
     try:

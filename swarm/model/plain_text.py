@@ -44,7 +44,7 @@ class PlainText:
         ids = encode(text)
         if control_ids.isdisjoint(ids):
             return ids
-        # Some models have their control tokens among the words that text is cut into; letters are shorter than those.
+        # Some models also have control tokens among the words that text is split into; single letters avoid these.
         ids = [index for char in text for index in encode(char)]
         if not control_ids.isdisjoint(ids):
             raise ConfigError("model: a single character is a control token of this tokenizer; take another model")
@@ -54,7 +54,7 @@ class PlainText:
     def _encoder(self) -> tuple[Callable[[str], list[int]], frozenset[int]]:
         # Made when it is first needed: a second tokenizer takes a moment and some memory.
         data = json.loads(self._source.to_str())
-        for token in data["added_tokens"]:  # their order gives them their ids, so that none can be left out
+        for token in data["added_tokens"]:  # added tokens get their ids from their order, so none can be left out
             token["special"] = token["content"] in self._ids
         tokenizer = type(self._source).from_str(json.dumps(data))
         tokenizer.encode_special_tokens = True

@@ -16,7 +16,7 @@ from swarm.types import FinishReason, IntArray, Rollout
 
 Positions = NDArray[np.int64]
 
-_CUT_TRIES = 8  # a character is four tokens at most, of bytes
+_CUT_TRIES = 8  # a character has at most four byte tokens
 
 UNALIGNED = -1
 """Segment of a token that has no counterpart: an end token where the other side was cut off."""
@@ -28,7 +28,7 @@ class Alignment:
 
     ends: Positions  # [K], byte where each ends; an end token ends one byte past the text
     ours: Positions  # [T], segment of each of our tokens, in order, or UNALIGNED
-    theirs: Positions  # [T], of each of theirs
+    theirs: Positions  # [T], segment of each of their tokens
 
     def sums_of_theirs(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """[K] sum over each segment of `values` [T], one for each of their tokens."""
@@ -111,7 +111,7 @@ def cut_to_limit(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
     actions, finish = list(rollout.actions), rollout.finish
     is_whole = True
     for turn, text in enumerate(actions):
-        is_end_drawn = turn == last and rollout.finish is FinishReason.STOP  # else it may have been, and need not fit
+        is_end_drawn = turn == last and rollout.finish is FinishReason.STOP  # else an end need not fit
         token_ids = tokenizer.encode_response(text)
         if len(token_ids) - (not is_end_drawn) > most:
             actions[turn], is_whole = _beginning(text, token_ids, most, tokenizer), False

@@ -197,7 +197,7 @@ class HfTokenizer:
         shown = _without_end(token_ids, self.eos_ids)
         if self._textless_ids.isdisjoint(shown):
             return self._decode(shown)
-        # Here the decoder would leave out what it does not know.
+        # The decoder would leave out ids that it does not know.
         runs = groupby(shown, self._textless_ids.__contains__)
         return "".join(_NO_TEXT * len([*run]) if is_textless else self._decode([*run]) for is_textless, run in runs)
 
@@ -334,7 +334,7 @@ def try_out() -> None:
     except ConfigError:
         return
     for unit in ("a", "A", "7", " ", "\n", "=", "ab", "a ", "\u00e9", "\u4e2d"):
-        text = f"{unit * 2000}!"  # a pattern that branches at each of equal characters needs for ever
+        text = f"{unit * 2000}!"  # a pattern that backtracks at each repeated character takes for ever
         tokenizer.decode(tokenizer.encode_response(text))
         said = Message(role="user", content=text)
         with suppress(ConfigError):  # such as a template without system messages, or that cannot append turns

@@ -50,7 +50,7 @@ _CONTENTS: Final = (
 )
 _ACTIONS: Final = ("SENT", "<think>red</think>\n\nSENT", '<tool_call>{"name": "f"}</tool_call> SENT', " red\n SENT")
 _ACTION_END: Final = "SENT"
-_JOINT: Final = "\n\n"  # between messages that a template allows only one of
+_JOINT: Final = "\n\n"  # between messages that the template refuses in a row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class TurnMarkers:
     roles: Mapping[str, str]  # role of a message -> role that it is rendered as
     forms: Mapping[str, Form]
     first: Mapping[str, str]  # from after the end token to the content, by rendered role
-    between: Mapping[tuple[str, str], str]  # from content to content; none for a pair that is joined
+    between: Mapping[tuple[str, str], str]  # from content to content; no entry for a pair that is joined
     last: Mapping[str, str]  # from the content to where the next turn begins
     alone: str | None  # from after the end token to the next turn, without a message; None: impossible
 
@@ -126,7 +126,7 @@ def find_turn_markers(render: Render, ends: Sequence[str]) -> TurnMarkers:
     probe = _Probe(render)
     try:
         return _find(probe, ends, {TOOL, SYSTEM})
-    except ConfigError:  # few give a meaning to a second system message; the user takes its role then
+    except ConfigError:  # few templates allow a second system message; it becomes a user message
         return _find(probe, ends, {TOOL})
 
 
@@ -281,7 +281,7 @@ def _check(
 def _added_where_possible(probe: _Probe, history: Sequence[Message], messages: Sequence[Message]) -> str | None:
     try:
         return probe.added(history, _ACTION_END, messages)
-    except ConfigError:  # it renders no conversation of this kind at all, as one with a system message
+    except ConfigError:  # it renders no conversation of this kind, such as one with a system message
         return None
 
 

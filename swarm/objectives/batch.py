@@ -76,12 +76,12 @@ class Batch:
     proximal_logprobs: Tensor | None = None  # float32 [N, L], policy at the start of the update
     reference_logprobs: Tensor | None = None  # float32 [N, L], frozen reference policy
     baseline_rewards: Tensor | None = None  # float32 [M], of one greedy response to each prompt
-    reference_rewards: Tensor | None = None  # float32 [N], of as many responses of the reference policy
+    reference_rewards: Tensor | None = None  # float32 [N], of the reference policy's responses, one a rollout
     budgets: Tensor | None = None  # int64 [N], tokens that the prompt asked this response to keep to
     replayed: Tensor | None = None  # bool [N], of the previous draw and used before
-    segment_ids: Tensor | None = None  # int64 [N, L], of text that two tokenizers both cut out; -1: of none
+    segment_ids: Tensor | None = None  # int64 [N, L], common segment of two tokenizers' texts; -1: none
     segment_logprobs: Tensor | None = None  # float32 [N, L], the generator's of a segment, at its first token; else 0
-    conversation_ids: Tensor | None = None  # int64 [N, L], a token sees those of its own; None: all are in the first
+    conversation_ids: Tensor | None = None  # int64 [N, L], a token sees only its own; None: all are in the first
     turn_rewards: Tensor | None = None  # float32 [N, K], from our replay; None: single answers only
     num_turns: Tensor | None = None  # int64 [N]
     num_calls: Tensor | None = None  # int64 [N, K], well-formed tool calls of each turn

@@ -29,7 +29,7 @@ class Coefficients:
     loss: float
     log_ratio: Tensor  # [N, L], detached, as the recipe formed it
     bounded: Tensor  # bool [N, L], trained tokens with an advantage that the weight rule clipped or capped
-    factor: Tensor  # [N, L], product of the corrections; 0 where one or the ceiling dropped a token
+    factor: Tensor  # [N, L], product of the corrections; 0 where a correction or the ceiling dropped a token
     masses: Tensor  # [N, 2], see `mass_clip.rollout_masses`, before the clip
     kept: Tensor  # [N, 2], masses after the clip
 

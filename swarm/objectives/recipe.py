@@ -48,7 +48,7 @@ class Recipe:
     acronym: str = ""
     arxiv: str = ""  # id, or "" where there is none
     verification: Literal["code", "paper", "secondary", "ours"] = "ours"  # where the formula was read
-    about: str = ""  # its mechanism, formula and what is ours; "": the docstring of its file says so
+    about: str = ""  # its mechanism, formula and what is ours; "": as in the docstring of its file
     advantage: AdvantagePart
     ratio: RatioPart
     weight: WeightPart

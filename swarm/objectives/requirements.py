@@ -110,7 +110,7 @@ def _supplied_by(config: EnvironmentConfig) -> frozenset[Requirement]:
     """Requirements that an environment supplies. Raises ConfigError if the environment cannot be built."""
     if config.kind == "function" and config.reward_weights:
         return frozenset({Requirement.REWARD_PARTS})
-    if not config.may_have_turns:  # and slow to build
+    if not config.may_have_turns:  # has no signals, and may be slow to build
         return frozenset()
     environment = build_environment(config)
     signals = frozenset(map(Requirement, signals_of(environment)))

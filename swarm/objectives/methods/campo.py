@@ -20,7 +20,7 @@ def ends_in_a_loop(tokens: Sequence[int]) -> bool:
     """True if the tokens end in some sequence that occurs twice in a row."""
     backwards = tokens[::-1]
     total, start, end = len(backwards), 0, 0
-    common = [0] * total  # with the whole, from each place on (Z-function)
+    common = [0] * total  # length of the prefix shared with the whole, from each place on (Z-function)
     for place in range(1, total):
         if place < end:
             common[place] = min(end - place, common[place - start])

@@ -28,7 +28,7 @@ class SecondMomentMask(MismatchPart):
         num_kept = max(1, int((ascending.cumsum(dim=0) / count < self.budget).sum()))
         if num_kept >= ascending.numel():
             return torch.ones_like(scored.advantages)
-        is_kept = (squares < ascending[num_kept]) | (squares == ascending[0])  # equal ones together, always the least
+        is_kept = (squares < ascending[num_kept]) | (squares == ascending[0])  # ties together; the least is always kept
         return is_kept.to(scored.advantages.dtype)
 
 

@@ -52,7 +52,7 @@ class ConvexKl(TermPart):
     hold: Annotated[int, Bound(at_least=0)] = 50  # optimizer updates with the reference alone
     every: Count = 10  # updates
     pace: NotNegative = 0.1
-    least: Share = 0.5  # of the reference's share
+    least: Share = 0.5  # least share of the reference
     estimator: Estimator = "k3"
     mean: Mean = "rollout"
 

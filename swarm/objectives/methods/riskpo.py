@@ -19,7 +19,7 @@ from swarm.objectives.parts import Clip, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 _TINY = 1e-6
-_FLAT = 1e-3  # a deviation that is not divided by
+_FLAT = 1e-3  # a deviation up to this one is replaced by 1
 
 
 class BundleRisk(AdvantagePart):
