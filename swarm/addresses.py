@@ -139,7 +139,7 @@ def public_subnet_of(host: str) -> str | None:
 
 @functools.lru_cache(maxsize=2**14)
 def subnet_of(host: str) -> str:
-    """The network of a host that usually has one owner: the /24 of an IPv4 address, the /48 of an IPv6 address.
+    """The network that holds a host and usually has one owner: the /24 of an IPv4 address, the /48 of an IPv6 one.
 
     A loopback or private address is returned without its network: the machines of a private network need not belong to
     one party. A name is returned unchanged and unresolved.
@@ -217,8 +217,8 @@ def own_address(towards: str = _FAR_AWAY) -> str:
 def advertised(advertise: str, listen: str, towards: str = "") -> str:
     """The host:port that others dial: the configured `advertise`, else `listen`.
 
-    If the host of `listen` is a wildcard, this machine's current address stands for it, and also replaces the host of
-    an `advertise` with port 0: `swarm join` recorded that host, and it may have changed. Without a network it stays.
+    If the host of `listen` is a wildcard, this machine's current address replaces it, and also the host of an
+    `advertise` with port 0, which `swarm join` recorded and which may have changed; without a network that host stays.
     """
     is_of_joining = advertise.rpartition(":")[2] == "0"
     if not is_wildcard(listen) or (advertise and not is_of_joining):

@@ -80,7 +80,7 @@ def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def ending_at_once() -> Generator[None]:
-    """Context manager of work that needs no clean-up: Ctrl-C ends the process at once, while other threads compute."""
+    """Context manager of work without clean-up: Ctrl-C ends the process at once, even while other threads compute."""
 
     def end(*_: object) -> None:
         Console(stderr=True).show_cursor()  # a progress bar hides it

@@ -417,7 +417,7 @@ class VersionApplied(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApplyFailed(Event):
-    """This node's engine did not load a version; it still serves the version before."""
+    """This node's engine did not load a version; it still serves the previous version."""
 
     policy_id: str
     step: int

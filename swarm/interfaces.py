@@ -427,12 +427,12 @@ class ExchangeHandler(Protocol):
     def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """Yields held groups after `cursor` that the peer wants, then new ones for as long as the peer reads.
 
-        Raises Unavailable as soon as the peer's reputation is too low, also in the middle of the stream.
+        Raises Unavailable as soon as the peer's reputation is below the floor, also in the middle of the stream.
         """
         ...
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """The held group with this digest. Raises NotHeld; Unavailable for a peer whose reputation is too low."""
+        """The held group with this digest. Raises NotHeld; Unavailable for a peer below the reputation floor."""
         ...
 
     def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
@@ -440,12 +440,12 @@ class ExchangeHandler(Protocol):
 
         If this node trains the lineage, it also grants the peer credit to start groups, with up to `window` of them
         outstanding; a window of 0 asks for no credit. Raises NotHeld if this node holds nothing of the lineage, and
-        Unavailable for a peer whose reputation is too low.
+        Unavailable for a peer whose reputation is below the floor.
         """
         ...
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
-        """A held chunk of weights, at most 1 MiB. Raises NotHeld; Unavailable for a peer of low reputation."""
+        """A held chunk of weights, at most 1 MiB. Raises NotHeld; Unavailable for a peer below the reputation floor."""
         ...
 
 
@@ -462,7 +462,7 @@ class PeerClient(Protocol):
         ...
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
-        """Fetches one group by digest; a transfer that broke off, also on another connection, is resumed.
+        """Fetches one group by digest; resumes a transfer that broke off on this or an earlier connection.
 
         Raises NotHeld, TooLarge (more than `max_bytes`), and Unavailable if no whole group came within `timeout_s`.
         """
@@ -517,7 +517,7 @@ class Reservation(Protocol):
         ...
 
     async def hold(self) -> None:
-        """Holds the reservation and accepts connections until it is lost. Raises Unavailable then."""
+        """Holds the reservation and accepts connections; raises Unavailable when the reservation is lost."""
         ...
 
 
@@ -532,7 +532,7 @@ class Reachability(Protocol):
         ...
 
     def reservation_at(self, relay: PeerAddress) -> Reservation:
-        """Creates a reservation at a relay, which is not held until `Reservation.hold`."""
+        """Creates an object for a reservation at a relay; `Reservation.hold` makes the reservation."""
         ...
 
     async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
@@ -556,7 +556,7 @@ class Discovery(Protocol):
     """Directory of the swarm: signed adverts with an expiry, in a DHT or in memory."""
 
     async def announce(self, advert: Advert) -> None:
-        """Publishes this node's own advert in place of the one before. Raises Unavailable."""
+        """Publishes this node's own advert, which replaces its previous one. Raises Unavailable."""
         ...
 
     async def lookup(self) -> list[Advert]:
@@ -600,11 +600,11 @@ class GroupStore(Protocol):
         ...
 
     async def contains(self, digest: Digest) -> bool:
-        """True for a held group, and for a while after its deletion, so that a replay counts as a duplicate."""
+        """True for a held group, or a deleted one whose digest is still recorded, so that a replay is a duplicate."""
         ...
 
     async def since(self, cursor: Cursor, limit: int, own_only: bool) -> list[tuple[Cursor, SealedGroup]]:
-        """Up to `limit` log entries after `cursor` (from the start for another epoch), oldest first."""
+        """Up to `limit` (own) log entries after `cursor`, or from the start for another epoch, oldest first."""
         ...
 
     async def head(self) -> Cursor:
@@ -647,7 +647,7 @@ class GroupStore(Protocol):
         ...
 
     async def uses(self) -> dict[Digest, int]:
-        """Number of draws that took each group, with or without signal; a huge number for a group given up."""
+        """Number of draws that took each group, with or without signal; `GIVEN_UP_USES` or more for one given up."""
         ...
 
     async def load_scored(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
@@ -660,7 +660,7 @@ class GroupStore(Protocol):
     async def forget(
         self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
     ) -> int:
-        """Deletes bodies first seen before `before_s` or beyond a byte budget, oldest first; returns their number.
+        """Deletes groups first seen before `before_s` or beyond a byte budget, oldest first; returns their number.
 
         Groups drawn for step `keep_from_step` or later stay, for a resume from there, and so do the groups in `keep`.
         """
@@ -726,7 +726,7 @@ class LocalExchange(Protocol):
         ...
 
     async def draw(self, head: PolicyVersion) -> Draw:
-        """Waits for `replay.local_groups` groups, adds waiting external groups, journals the draw and returns it."""
+        """Waits for `replay.local_groups` local groups, adds held external ones, journals and returns the draw."""
         ...
 
     async def redraw(self, from_step: int) -> list[Draw]:

@@ -298,7 +298,7 @@ class Agent:
         return int(node_id in self.address_book.known or node_id in self.peers.delivered_steps)
 
     def is_giver(self, node_id: NodeId) -> bool:
-        """True if the peer is served first while upload is short: its groups were admitted lately, or we follow it."""
+        """True if the peer is served first if upload is short: its reputation reaches GIVER_SCORE, or we follow it."""
         follower = self.weight_follower
         return self.streams.is_giver(node_id) or (follower is not None and node_id == follower.policy_id)
 

@@ -38,7 +38,7 @@ class GenerationCapacity:
         return self._capacity(running=self._credit_ledger.num_outstanding)
 
     def begin_own_batch(self, count: int) -> int:
-        """Records that the own generator, which may begin `count` groups, starts a batch of them; returns `count`."""
+        """Records that the own generator may begin `count` groups and starts a batch of them; returns `count`."""
         self._num_running = min(count, self._config.generator.groups_per_batch)
         return count
 

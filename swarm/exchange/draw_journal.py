@@ -65,7 +65,7 @@ class DrawJournal:
         self.num_set_aside = 0  # drawn and not learned from
 
     async def restore(self) -> int:
-        """Restores the state after a restart; returns the number of journalled draws, which new draws follow."""
+        """Restores the state after a restart; returns the number of journalled draws."""
         notes = await self._store.notes()
         self._saved = [int(draw) for draw in json.loads(notes.get(_CHECKPOINTS, "[]"))]
         self._attempts.restore(notes)

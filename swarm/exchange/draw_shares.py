@@ -156,7 +156,7 @@ class DrawPlaces:
         return other
 
     def adopt(self, other: Self) -> None:
-        """Replaces the places of this draw by those of a fork."""
+        """Replaces the places of this draw with the places of a fork."""
         self.__dict__.update(other.__dict__)
 
     @property

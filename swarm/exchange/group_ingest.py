@@ -104,7 +104,7 @@ class GroupIngest:
         self._stream_quota = stream_quota()
 
     def count_item(self, peer: NodeId) -> None:
-        """Counts one item of a neighbour's stream, useful or not. Raises Unavailable if there are too many."""
+        """Counts one item of a neighbour's stream, useful or not. Raises Unavailable above `stream_quota`."""
         if not self._stream_quota.try_take(peer, self._context.clock.monotonic_s()):
             refused = self._admission.refuse_items(peer)
             self._note_refused(refused, via=peer)

@@ -128,7 +128,7 @@ class GroupStreams:
             self._own_grew.fire()
 
     def is_giver(self, peer: NodeId) -> bool:
-        """True if groups that the peer made were admitted lately; see `SendOrder.is_giver`."""
+        """True if the peer's reputation reaches GIVER_SCORE; see `SendOrder.is_giver`."""
         return self._order.is_giver(peer)
 
     def wake(self) -> None:

@@ -19,8 +19,8 @@ MAX_LINEAGES: Final = 64  # other than our own
 class KnownVersions:
     """Versions of our own lineage, and of lineages whose manifests this node has checked.
 
-    For some time after a restore, a version that seems false may belong to a branch that was abandoned before the
-    restart. This node does not know those branches, so nobody is blamed.
+    For `doubtful_s` after a restore, a version that seems false may belong to a branch that was abandoned before the
+    restart. This node does not know such branches, so it blames no producer.
     """
 
     def __init__(self, policy_id: NodeId, clock: Clock) -> None:

@@ -67,7 +67,7 @@ class OwnGroups:
 
         Raises:
             LookupError: unknown task.
-            StorageFull: the store has no room for a group with `outcomes` (as of `LocalExchange.put`).
+            StorageFull: the store has no room for a group with `outcomes` (see `LocalExchange.put`).
         """
         if not outcomes:
             self.num_asked += 1  # also when it cannot be stored: the question is not asked again

@@ -73,7 +73,7 @@ class WorkerExchange:
         return self.own_groups.num_asked
 
     async def put(self, group: RolloutGroup, outcomes: Sequence[EpisodeOutcome] = ()) -> float:
-        """Scores, seals, stores and hands on one of our groups; returns its mean reward, NaN if it was dropped."""
+        """Scores, seals, stores and offers one of our groups; returns its mean reward, NaN if it was dropped."""
         try:
             return await self.own_groups.put(group, outcomes)
         finally:

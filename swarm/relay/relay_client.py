@@ -176,7 +176,7 @@ class RelayReservation:
         self.held = asyncio.Event()  # set once the relay confirmed it
 
     async def hold(self) -> None:
-        """Holds the reservation and takes connections. Raises Unavailable when the relay refuses or ends it."""
+        """Holds the reservation and accepts connections. Raises Unavailable when the relay refuses or ends it."""
         what = f"reservation at {short(self.relay.node_id)}"
         tickets, port = TokenBucket(MOST_TICKETS_PER_S, MOST_TICKETS_BURST, time.monotonic()), 0
         try:

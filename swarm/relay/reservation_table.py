@@ -136,14 +136,14 @@ class ReservationTable:
         return len(self._connections_to.get(node_id, ()))
 
     def count_ask(self, subnet: str, now_s: float) -> None:
-        """Counts a request for a reservation or connection. Raises Unavailable if the subnet asks too often."""
+        """Counts a request for a reservation or connection. Raises Unavailable above the subnet's `asks_per_s`."""
         if not self._asks.spend(subnet, now_s):
             raise Unavailable(f"more than {self.limits.asks_per_s:.0f} relayed connections in a second; slow down")
 
     # --- nodes that were dialled ----------------------------------------------------------------------
 
     def count_dial_back(self, subnet: str, now_s: float) -> None:
-        """Counts a dial-back for a caller of a subnet. Raises Unavailable if there were too many."""
+        """Counts a dial-back for a caller of a subnet. Raises Unavailable above the subnet's DIAL_BACKS_PER_S."""
         if not self._dial_backs.spend(subnet, now_s):
             raise Unavailable(f"more than {60 * DIAL_BACKS_PER_S:.0f} dial-backs in a minute; ask another node")
 
@@ -155,7 +155,7 @@ class ReservationTable:
             self._dialled.pop(node_id, None)
 
     def way_to(self, node_id: NodeId, now_s: float) -> HeldReservation | str:
-        """A node's reservation, or the host:port at which it was dialled lately. Raises NotHeld without either."""
+        """A node's reservation, or the host:port where it was dialled within DIALLED_S. Raises NotHeld if neither."""
         reservation, dialled = self._held.get(node_id), self._dialled.get(node_id)
         if reservation is not None:
             return reservation

@@ -47,19 +47,19 @@ _CORRECTIONS_BACK: Final = {number: correction for correction, number in _CORREC
 
 
 def cursor_to_message(cursor: Cursor) -> advert_pb2.Cursor:
-    """A cursor as a message."""
+    """Converts a cursor to its protobuf message."""
     return advert_pb2.Cursor(epoch=cursor.epoch, sequence=cursor.sequence)
 
 
 def cursor_from_message(message: advert_pb2.Cursor) -> Cursor:
-    """The cursor in a message. Raises Malformed if it breaks a bound."""
+    """Reads a cursor from its protobuf message. Raises Malformed if the cursor breaks a bound."""
     if len(message.epoch) > MAX_EPOCH_CHARS or message.sequence >= MAX_TASK_ID:
         raise Malformed(RefusalReason.MALFORMED, f"cursor beyond {MAX_EPOCH_CHARS} characters or 2**63")
     return Cursor(epoch=message.epoch, sequence=message.sequence)
 
 
 def advert_to_message(advert: Advert) -> advert_pb2.Advert:
-    """An advert as a message; the node id follows from the key."""
+    """Converts an advert to its protobuf message, without the node id, which follows from the key."""
     return advert_pb2.Advert(
         run_id=advert.run_id,
         endpoints=advert.endpoints,
@@ -81,7 +81,7 @@ def advert_to_message(advert: Advert) -> advert_pb2.Advert:
 
 
 def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | None:
-    """The advert in a message (its expiry is not checked); None if it breaks a bound."""
+    """Reads an advert from its protobuf message, without a check of its expiry; None if it breaks a bound."""
     floats = (message.reward_mean, message.reward_std, message.expires_at_s)
     is_whole = (
         re.fullmatch(RUN_ID_PATTERN, message.run_id) is not None
@@ -136,7 +136,7 @@ def is_location(text: str) -> bool:
 
 
 def seal_advert(advert: Advert, identity: Identity) -> bytes:
-    """Our advert as signed bytes for the directory.
+    """Signs our advert and returns the bytes for the directory.
 
     Raises:
         ValueError: the advert is another node's.
@@ -153,7 +153,7 @@ def seal_advert(advert: Advert, identity: Identity) -> bytes:
 
 
 def author_of(data: bytes) -> tuple[bytes, float] | None:
-    """Public key and expiry that signed bytes claim, unverified; None if the bytes are no advert."""
+    """Public key and expiry (wall clock) that a signed advert claims, unverified; None if `data` is no advert."""
     if len(data) > MAX_ADVERT_BYTES:
         return None
     try:

@@ -153,7 +153,7 @@ def stated_bytes(sealed: SealedGroup) -> int:
 
 
 def sealed_to_message(sealed: SealedGroup) -> rollout_pb2.SealedGroup:
-    """A sealed group as a message; digest and producer follow from body and key."""
+    """Converts a sealed group to its protobuf message; digest and producer follow from body and key."""
     codec = rollout_pb2.BODY_CODEC_ZSTD if sealed.is_compressed else rollout_pb2.BODY_CODEC_IDENTITY
     return rollout_pb2.SealedGroup(
         public_key=sealed.public_key, signature=sealed.signature, codec=codec, body=sealed.body
@@ -161,7 +161,7 @@ def sealed_to_message(sealed: SealedGroup) -> rollout_pb2.SealedGroup:
 
 
 def sealed_from_message(message: rollout_pb2.SealedGroup, claimed: Digest | None = None) -> SealedGroup | Refused:
-    """The sealed group in a message, unopened: only the form of key, signature and codec is checked.
+    """Reads a sealed group from its protobuf message, unopened: checks only the form of key, signature and codec.
 
     Args:
         message: a message of bounded size, from anywhere.
@@ -183,12 +183,12 @@ def sealed_from_message(message: rollout_pb2.SealedGroup, claimed: Digest | None
 
 
 def sealed_to_bytes(sealed: SealedGroup) -> bytes:
-    """A sealed group as bytes, for disk or transfer."""
+    """Serialises a sealed group, for disk or transfer."""
     return sealed_to_message(sealed).SerializeToString(deterministic=True)
 
 
 def sealed_from_bytes(data: bytes) -> SealedGroup | Refused:
-    """The sealed group in bytes of bounded length, unopened, or a refusal; see `open_group`."""
+    """Inverse of `sealed_to_bytes` for bytes of bounded length; the group is not opened (see `open_group`)."""
     try:
         message = rollout_pb2.SealedGroup.FromString(data)
     except DecodeError:

@@ -48,7 +48,7 @@ def draw_to_fields(draw: Draw) -> list[dict[str, Any]]:
 
 
 def draw_from_parts(header: Part, groups: Sequence[Part]) -> Draw:
-    """The draw in a header and its group messages."""
+    """Builds a draw from its header and one message for each group."""
     return Draw(
         step=header.step,
         groups=tuple(_drawn_from_message(part.group) for part in groups),
@@ -95,21 +95,21 @@ def _drawn_from_message(message: pb.DrawnGroup) -> DrawnGroup:
 
 
 def report_to_json(report: StepReport | ApplyReport) -> bytes:
-    """A report as JSON; the digest as hex."""
+    """Serialises a report as JSON, with the version's digest as hex."""
     fields = dataclasses.asdict(report)
     fields["version"]["digest"] = report.version.digest.hex()
     return json.dumps(fields).encode()
 
 
 def step_report_from_json(data: bytes) -> StepReport:
-    """The step report in the JSON of `report_to_json`."""
+    """Reads a step report from the JSON of `report_to_json`."""
     fields = _report_fields(data)
     edges = tuple(EdgeReport(**edge) for edge in fields.pop("edges"))
     return StepReport(edges=edges, ages_steps=tuple(fields.pop("ages_steps")), **fields)
 
 
 def apply_report_from_json(data: bytes) -> ApplyReport:
-    """The apply report in the JSON of `report_to_json`."""
+    """Reads an apply report from the JSON of `report_to_json`."""
     return ApplyReport(**_report_fields(data))
 
 
@@ -120,12 +120,12 @@ def _report_fields(data: bytes) -> dict[str, Any]:
 
 
 def evaluations_to_json(evaluations: Sequence[Evaluation]) -> bytes:
-    """Evaluations as a JSON list."""
+    """Serialises evaluations as a JSON list."""
     return json.dumps([dataclasses.asdict(evaluation) for evaluation in evaluations]).encode()
 
 
 def evaluations_from_json(data: bytes) -> list[Evaluation]:
-    """The evaluations in the JSON of `evaluations_to_json`."""
+    """Inverse of `evaluations_to_json`."""
     found: list[dict[str, Any]] = json.loads(data)
     return [
         Evaluation(num_right=tuple(each.pop("num_right")), rewards=tuple(each.pop("rewards")), **each) for each in found
@@ -136,7 +136,7 @@ def evaluations_from_json(data: bytes) -> list[Evaluation]:
 
 
 def verdict_to_message(verdict: Verdict) -> pb.VerifyResponse:
-    """A verdict of the sandbox as a message."""
+    """Converts a verdict of the sandbox to its protobuf message."""
     return pb.VerifyResponse(
         task=json.dumps(dataclasses.asdict(verdict.task)).encode(),
         outcomes=outcomes_to_json(verdict.outcomes),
@@ -146,7 +146,7 @@ def verdict_to_message(verdict: Verdict) -> pb.VerifyResponse:
 
 
 def verdict_from_message(message: pb.VerifyResponse) -> Verdict:
-    """The verdict in a message."""
+    """Inverse of `verdict_to_message`."""
     fields = json.loads(message.task)
     messages = tuple(Message(**entry) for entry in fields.pop("messages"))
     return Verdict(

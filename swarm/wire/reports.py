@@ -25,7 +25,7 @@ _MAX_COUNT: Final = 2**53
 
 
 def version_or_none(message: policy_pb2.PolicyVersion) -> PolicyVersion | None:
-    """The policy version in a message; None if it breaks a bound."""
+    """Reads a policy version from its protobuf message; None if the version breaks a bound."""
     try:
         return version_from_message(message)
     except Malformed:
@@ -33,7 +33,7 @@ def version_or_none(message: policy_pb2.PolicyVersion) -> PolicyVersion | None:
 
 
 def report_to_heartbeat(report: NodeReport) -> pb.HeartbeatRequest:
-    """A node's figures as a heartbeat, with at most MAX_EDGES edges and MAX_EVALUATIONS evaluations.
+    """Converts a node's figures to a heartbeat, with at most MAX_EDGES edges and MAX_EVALUATIONS evaluations.
 
     The node id is left out: it follows from the session.
     """
@@ -63,7 +63,7 @@ def report_to_heartbeat(report: NodeReport) -> pb.HeartbeatRequest:
 
 
 def heartbeat_to_report(message: pb.HeartbeatRequest, node_id: NodeId) -> NodeReport | None:
-    """The figures of the session's node; None if any is out of bounds."""
+    """Reads the figures of the node `node_id` from its heartbeat; None if any is out of bounds."""
     head = version_or_none(message.head)
     floats = [message.tokens_per_s, message.reward_mean, *message.evaluations.values()]
     is_whole = (
@@ -119,7 +119,7 @@ def _edge_from_message(edge: pb.EdgeReport) -> EdgeReport:
 
 
 def advice_to_message(advice: Advice) -> pb.HeartbeatResponse:
-    """Advice as the answer to a heartbeat."""
+    """Converts advice to the response to a heartbeat."""
     return pb.HeartbeatResponse(
         max_age_steps=-1 if advice.max_age_steps is None else advice.max_age_steps,
         source_weights=advice.source_weights,
@@ -129,7 +129,7 @@ def advice_to_message(advice: Advice) -> pb.HeartbeatResponse:
 
 
 def advice_from_message(message: pb.HeartbeatResponse) -> Advice | None:
-    """The coordinator's advice; None if any of it is out of bounds."""
+    """Reads the coordinator's advice from its response to a heartbeat; None if any value is out of bounds."""
     weights = message.source_weights
     is_whole = (
         message.max_age_steps <= MAX_AGE_STEPS

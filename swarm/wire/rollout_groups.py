@@ -81,12 +81,12 @@ def decimal(value: float) -> float:
 
 
 def version_to_message(version: PolicyVersion) -> policy_pb2.PolicyVersion:
-    """A policy version as a message."""
+    """Converts a policy version to its protobuf message."""
     return policy_pb2.PolicyVersion(policy_id=version.policy_id, step=version.step, digest=version.digest)
 
 
 def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
-    """A rollout group as a message, without log-probs of tokens that the model did not choose."""
+    """Converts a rollout group to its protobuf message, without log-probs of tokens that the model did not choose."""
     body = rollout_pb2.GroupBody(
         run_id=group.run_id,
         policy_id=group.policy_id,
@@ -160,7 +160,7 @@ def _runs_of_mask(mask: BoolArray, is_all: bool) -> list[int]:
 
 
 def version_from_message(message: policy_pb2.PolicyVersion) -> PolicyVersion:
-    """The policy version in a message. Raises Malformed (BAD_VERSION) if it breaks a bound."""
+    """Reads a policy version from its protobuf message. Raises Malformed (BAD_VERSION) if it breaks a bound."""
     return _version(message.policy_id, message.step, message.digest)
 
 
@@ -174,7 +174,7 @@ def _version(policy_id: str, step: int, digest: bytes) -> PolicyVersion:
 
 
 def body_to_group(body: rollout_pb2.GroupBody, producer: NodeId) -> RolloutGroup:
-    """A group from a message of bounded size. Raises Malformed for a broken bound.
+    """Reads a group from a message of bounded size. Raises Malformed if the group breaks a bound.
 
     Args:
         body: the message; hostile unless it came over the local socket.
@@ -208,7 +208,7 @@ def body_to_group(body: rollout_pb2.GroupBody, producer: NodeId) -> RolloutGroup
 
 
 def rollout_from_message(message: rollout_pb2.Rollout) -> Rollout:
-    """A rollout from a message of bounded size. Raises Malformed."""
+    """Reads a rollout from a message of bounded size. Raises Malformed if the rollout breaks a bound."""
     finish = _FINISH_BACK.get(message.finish)
     if finish is None:
         raise Malformed(RefusalReason.MALFORMED, f"unknown finish reason {int(message.finish)}")
@@ -231,7 +231,7 @@ def _claimed_turn(message: rollout_pb2.ClaimedTurn) -> ClaimedTurn:
 
 
 def sampling_from_message(message: rollout_pb2.Sampling) -> Sampling:
-    """Sampling parameters from a message. Raises Malformed."""
+    """Reads sampling parameters from their message. Raises Malformed if one breaks a bound."""
     return _sampling(
         message.temperature, message.top_p, message.repetition_penalty, message.top_k, message.max_new_tokens
     )

@@ -186,7 +186,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
         Raises:
             Unauthenticated: the client's nonce has another length than NONCE_BYTES.
-            Unavailable: the peer is refused a turn, or its subnet makes too many handshake calls.
+            Unavailable: the peer is refused a turn, or its subnet exceeds `handshakes_per_minute`.
         """
         self._count_handshake(context.peer())
         async with self._in_turn(context.peer()):

@@ -31,13 +31,13 @@ def _malformed(detail: str) -> Malformed:
 
 
 def manifest_to_message(sealed: SealedManifest, max_bytes: int = MAX_MANIFEST_BYTES) -> policy_pb2.SealedManifest:
-    """A manifest as a message. Raises TooLarge for a body above `max_bytes`, which every receiver would refuse."""
+    """Converts a manifest to its message. Raises TooLarge for a body above `max_bytes`, which receivers refuse."""
     _require_size(sealed.body, max_bytes)
     return policy_pb2.SealedManifest(public_key=sealed.public_key, signature=sealed.signature, body=sealed.body)
 
 
 def manifest_from_message(message: policy_pb2.SealedManifest, max_bytes: int = MAX_MANIFEST_BYTES) -> SealedManifest:
-    """The manifest in a message, unopened: only sizes are checked. Raises Malformed."""
+    """Reads a manifest from its message, unopened: checks only sizes. Raises Malformed if a size is wrong."""
     form = (len(message.public_key), len(message.signature))
     if form != (PUBLIC_KEY_BYTES, SIGNATURE_BYTES):
         raise _malformed(f"key and signature of {form} bytes, expected (32, 64)")
@@ -47,7 +47,7 @@ def manifest_from_message(message: policy_pb2.SealedManifest, max_bytes: int = M
 
 
 def bounded_bodies(bodies: Iterable[bytes]) -> list[bytes]:
-    """The bodies of unsigned manifests as a list, for another process of the node.
+    """Checks and returns the bodies of unsigned manifests, for another process of the node.
 
     Raises:
         TooLarge: there are more than MAX_PUBLISHED_MANIFESTS, or one exceeds MAX_LOCAL_MANIFEST_BYTES.
@@ -69,12 +69,12 @@ def _require_size(body: bytes, max_bytes: int) -> None:
 
 
 def watch_to_message(policy_id: str, window: int) -> pb.WatchRequest:
-    """A request to watch a lineage, with the window limited to 0 .. MAX_WINDOW."""
+    """Builds a request to watch a lineage, with the window clamped to [0, MAX_WINDOW]."""
     return pb.WatchRequest(policy_id=policy_id, window=max(0, min(window, MAX_WINDOW)))
 
 
 def watch_from_message(message: pb.WatchRequest) -> tuple[str, int]:
-    """Lineage and window of a request to watch. Raises Malformed."""
+    """Reads lineage and window from a request to watch. Raises Malformed if either breaks a bound."""
     if not 0 < len(message.policy_id) <= MAX_NAME_CHARS:
         raise _malformed(f"policy id of {len(message.policy_id)} characters, expected 1 to {MAX_NAME_CHARS}")
     if message.window > MAX_WINDOW:
@@ -83,14 +83,14 @@ def watch_from_message(message: pb.WatchRequest) -> tuple[str, int]:
 
 
 def watched_to_message(item: SealedManifest | Credit) -> pb.WatchResponse:
-    """An item of a watch as a message. Raises TooLarge for a manifest above MAX_MANIFEST_BYTES."""
+    """Converts an item of a watch to its message. Raises TooLarge for a manifest above MAX_MANIFEST_BYTES."""
     if isinstance(item, Credit):
         return pb.WatchResponse(credit=pb.Credit(head_step=item.head_step, granted=item.granted))
     return pb.WatchResponse(manifest=manifest_to_message(item))
 
 
 def watched_from_message(message: pb.WatchResponse) -> SealedManifest | Credit:
-    """The item of a watch in a message, unopened. Raises Malformed."""
+    """Reads an item of a watch from its message; a manifest is not opened. Raises Malformed for any other item."""
     kind = message.WhichOneof("item")
     if kind == "manifest":
         return manifest_from_message(message.manifest)
@@ -106,7 +106,7 @@ def watched_from_message(message: pb.WatchResponse) -> SealedManifest | Credit:
 
 
 def require_digest(digest: bytes) -> Digest:
-    """The digest itself. Raises Malformed for another length than DIGEST_BYTES."""
+    """Checks and returns a digest. Raises Malformed unless it has DIGEST_BYTES bytes."""
     if len(digest) != DIGEST_BYTES:
         raise _malformed(f"digest of {len(digest)} bytes, expected {DIGEST_BYTES}")
     return digest

@@ -73,7 +73,7 @@ def check_episodes(group: RolloutGroup, tokenizer: Tokenizer, limits: EpisodeLim
 def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
     """Checks every recorded episode against the replay of its actions on this node.
 
-    A difference is its producer's fault (WRONG_EPISODE) only where both nodes have the same version of the environment.
+    A difference is the producer's fault (WRONG_EPISODE) only if both nodes have the same version of the environment.
     """
     is_ours = group.tokenizer_digest == tokenizer.digest
     is_same = group.verifier == verdict.verifier
@@ -103,7 +103,7 @@ def check_believed(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer) 
 
 
 def check_num_turns(group: RolloutGroup, max_turns: int, verifier: str) -> Finding:
-    """Checks that no episode has more than `max_turns` turns, the most of the environment here (version `verifier`)."""
+    """Checks that no episode has more than `max_turns` turns, the limit of this node's environment `verifier`."""
     most = max(len(rollout.actions) for rollout in group.rollouts)
     if most > max_turns:
         is_same = group.verifier == verifier
@@ -244,7 +244,7 @@ def _check_reencoded(
     conversations: Conversations,
     limits: EpisodeLimits,
 ) -> Finding:
-    """Checks that an episode that is encoded here was ended by its environment, and is no longer than ours may be."""
+    """Checks that a re-encoded episode was ended by its environment, and has at most `max_episode_tokens` tokens."""
     if not outcome.is_ended:
         return RefusalReason.UNUSABLE_TEXT, "an episode that a limit in other tokens ended"
     num_tokens = 0

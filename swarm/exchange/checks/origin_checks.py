@@ -71,7 +71,7 @@ class OriginChecks:
         return (RefusalReason.DUPLICATE, "our own group") if group.producer == self._node_id else None
 
     def _producer_entry(self, group: RolloutGroup) -> Finding:
-        """Checks that the producer may take part in the run: an admitted peer may not relay groups of other nodes."""
+        """Checks that the producer may take part in the run: no peer may relay groups of a node that may not."""
         if self._entry is None or self._entry.is_admitted(group.producer):
             return None
         return RefusalReason.NO_ENTRY, f"producer {short(group.producer)} has shown nothing that lets it into the run"
