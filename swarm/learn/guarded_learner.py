@@ -71,7 +71,7 @@ class GuardedLearner:
 
     @property
     def effect(self) -> HeldOutEffect:
-        """Course of held-out accuracy so far."""
+        """Held-out accuracy so far, and the cuts of sources that followed from it."""
         return self._effect
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeChoice:
-    """A compute dtype and why it was chosen.
+    """A compute dtype and the reason for the choice.
 
     Example:
         ComputeChoice(dtype="float32", reason="measured", fastest="float32", float32_gflops=31.0, bfloat16_gflops=3.1)

@@ -35,7 +35,7 @@ def write_adapter(network: nn.Module, folder: Path, base_name: str) -> None:
 
 
 def write_published_adapter(adapters: PublishedTensors, scale: float, folder: Path, base_name: str = "") -> None:
-    """Writes published adapters of one rank to an existing folder; `base_name` as in `write_adapter`.
+    """Writes published adapters, all of one rank, to an existing folder; `base_name` as in `write_adapter`.
 
     Raises:
         OSError: the disk refuses.

@@ -286,7 +286,7 @@ def _added_where_possible(probe: _Probe, history: Sequence[Message], messages: S
 
 
 def _without_end(first: Mapping[str, str], ends: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """(end token after a turn, text after it by role); raises ConfigError if the end token depends on the role."""
+    """(end token of a turn, text after the token by role); raises ConfigError if the end token depends on the role."""
     found = {role: _split_end(text, ends) for role, text in first.items()}
     if len({end for end, _ in found.values()}) > 1:
         raise _dependent("the role of the message that follows, in the end of the model's turn", [*first])

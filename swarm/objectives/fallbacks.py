@@ -22,7 +22,7 @@ MAIN = ""
 """Name of the slice of the learner's own recipe."""
 
 KEYS = {Correction.NO_LOGPROBS: "recipe_without_logprobs", Correction.TEXT_ONLY: "recipe_text_only"}
-"""Key of `[learner]` that names the fallback recipe of each kind."""
+"""Kind of rollout -> key of the `[learner]` section that names its fallback recipe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,7 @@ from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch as Batch  # parts import it from here
 
 Memory = Mapping[str, Any]
-"""Plain JSON data."""
+"""Memory of a part between steps: plain JSON data."""
 
 
 class Scope(StrEnum):
@@ -248,7 +248,7 @@ class Part(ABC):
         return {}
 
     def observe(self, memory: Memory, scored: Scored) -> Memory:
-        """Returns the memory after a step, from the memory before the step and the whole step, scored."""
+        """Returns the memory after a step, from the memory before the step and the scored step."""
         return memory
 
     def remembered(self, batch: Batch) -> Memory:
