@@ -169,7 +169,7 @@ def _number(value: Any, least: float = -math.inf, most: float = math.inf) -> flo
     return float(value)
 
 
-# If a turn has such parts, an environment reads only these.
+# An environment reads only these parts of a turn that has any.
 _READ_PARTS: Final = (("<tool_call>", "</tool_call>"), ("```", "```"))
 
 

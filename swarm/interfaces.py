@@ -1,7 +1,7 @@
 """Protocols between the parts of the system, and the values that only their methods exchange.
 
-Invariant: modules of one layer know each other only through these protocols. Each protocol for a disk, a network or
-another process has a second implementation in memory, in `swarm.simulate.virtual` or `swarm.testing`.
+Invariant: each protocol for a disk, a network or another process has a second implementation in memory, in
+`swarm.simulate.virtual` or `swarm.testing`.
 """
 
 import asyncio
@@ -143,7 +143,7 @@ class Producer:
     """Another node whose answers are scored, and its standing here."""
 
     node_id: NodeId  # signer of the answers
-    is_known: bool  # more of its groups were admitted lately than refused
+    is_known: bool  # its reputation is above 0
     origin: str = ""  # party or subnet that is charged for a newcomer's scoring time; empty: the key
     is_relayed: bool = False  # `origin` is that of the node that relayed the answers; the signer's is not known
     is_established: bool = False  # an established party, which counts in full; not every known peer is one
@@ -161,7 +161,7 @@ class Verifier(Protocol):
             env: name of the environment.
             task_id: number of the task.
             episodes: actions of each episode; may be hostile.
-            producer: author of the actions; None: this node, which never waits behind other producers.
+            producer: author of the actions; None: this node, which never waits for other producers.
 
         Raises:
             LookupError: unknown environment or task.

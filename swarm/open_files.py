@@ -1,4 +1,4 @@
-"""Open files of this process: their limit, their descriptors, and access to one when no descriptor is free."""
+"""Open files of this process: limit, descriptors, and inspection of a socket when no descriptor is free."""
 
 import contextlib
 import errno

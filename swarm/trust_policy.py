@@ -3,9 +3,9 @@
 A key is free, so no bound counts keys alone. Standings, from lowest to highest:
 
 - A *newcomer* proved a key and nothing more. All newcomers together get one place in SHARE of each scarce resource.
-  A group without log-probs counts as a newcomer's, whoever made it, in every kind of run. Where credit is granted, a
-  follower that delivers such groups counts as a newcomer too.
-- A *known* peer had a group admitted lately. It goes before newcomers, and gets no larger share of a draw.
+  A group without log-probs counts as a newcomer's, whoever made it, in every kind of run. In grants of credit, a
+  follower that delivers groups without log-probs counts as a newcomer, too.
+- A *known* peer has a reputation above 0, from admitted groups. It precedes newcomers, but gets no more of a draw.
 - An *established* party is a member of the run or was invited by one (`swarm.peers.parties`). It gets an equal share of
   what newcomers leave. In a private run every key is established, and draws bound newcomers' groups alone.
 - A *member* is named by the operator. It does not share a bound with its subnet, and answers for the keys it invites.
@@ -13,7 +13,7 @@ A key is free, so no bound counts keys alone. Standings, from lowest to highest:
 No standing overrides evidence: while held-out accuracy is down, sources are set aside, newest first, even established
 ones, and used again in their order of arrival (`swarm.learn.held_out_effect`).
 
-This module imports nothing, so that every layer can read it.
+This module imports no other module of the project, so that every layer can import it.
 """
 
 from dataclasses import dataclass, replace
@@ -57,8 +57,8 @@ LOW_EVALUATIONS: Final = 8
 """Consecutive low evaluations, or draws without a usable group, after which the sources set aside are not blamed."""
 
 CALM_EVALUATIONS: Final = 16
-"""Evaluations without a fall after which earlier falls are forgotten; also the longest wait, in such evaluations,
-before one halving of the sources is undone."""
+"""Evaluations without a fall after which earlier falls are forgotten; also the most evaluations without a fall before
+one halving of the sources is undone."""
 
 PRESENT_DRAWS: Final = 64
 """A source without a group in this many newest draws counts as absent, and cannot be the oldest source in use."""

@@ -1,6 +1,6 @@
 """Values that cross modules: frozen, with the shape or unit on each field.
 
-Invariant: this module imports numpy only and does no I/O.
+Invariant: this module imports only numpy, `swarm.episode` and the standard library, and does no I/O.
 Shape letters: G rollouts of a group, P prompt tokens, T response tokens (all after the shared prompt).
 """
 

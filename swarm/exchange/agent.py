@@ -2,7 +2,7 @@
 
 Invariant: every group is stored before anything else sees it, every group of another node went through admission, and
 every draw is journalled before it is handed out. No background task lives here: the loops that drive an agent are in
-`swarm.loops`. The worker calls the agent through `worker_exchange.py`; `swarm.loops.own_advert` shows it to other
+`swarm.loops`. The worker calls the agent through `worker_exchange.py`; `swarm.loops.own_advert` advertises it to other
 nodes.
 """
 

@@ -2,9 +2,9 @@
 
 Invariant: running + granted + waiting <= (max_age_steps + 1) * local_groups, not counting expired credit and the
 one-group trials of new followers. Groups of a step under way still count: a group that begins now is a step older when
-that step ends. So no group is too old when a draw can take it, if all take equally long and begin with the newest
-version. For groups that take longer, the ledger withholds `CreditLedger.num_taken_off` groups from followers, unless
-this node generates too: its own generator would begin those groups instead.
+that step ends. So no group is too old when a draw can take it, if all groups take equally long and begin with the
+newest version. If some take longer, the ledger withholds `CreditLedger.num_taken_off` groups from followers, unless
+this node generates too: its own generator would begin the withheld groups instead.
 """
 
 from dataclasses import dataclass, field

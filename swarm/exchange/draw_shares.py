@@ -16,7 +16,7 @@ place), and each party, each subnet and all newcomers together have at most one 
 Intended consequences:
 - In an open run of newcomers alone each draws at most one group in eight places from the others.
 - A trainer that does not generate, and whose followers are all newcomers or all leave out log-probs, waits: a step of
-  such groups alone would exceed the newcomers' share. Its log names the remedy.
+  their groups alone would exceed the newcomers' share. The trainer's log names the remedy.
 - Slow established followers do not stop a trainer. A follower that delivers is held to its share as long as others may
   still bring theirs; once nobody gets credit any more (groups that found no place count), the step consists of the
   groups that the shares allow, and of one at least, which may exceed the share of a step of fewer than eight places.

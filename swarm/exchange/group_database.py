@@ -1,8 +1,8 @@
 """Groups and draw journal in the SQLite file of a store: one plain function for each transaction.
 
 Invariant: every record that decides about draws is on the disk when its function returns, and with it every group
-stored before; a power cut can lose only groups stored since. A digest stays known for longer than any group may be
-used, so a replay is never new. A row that the disk changed never becomes a group, and is sent to no peer. Not
+stored before; a power cut can lose only later groups. A digest stays known for longer than any group may be used, so a
+replay never counts as new. A row that the disk changed never becomes a group, and is sent to no peer. Not
 thread-safe: `SqliteGroupStore` makes all calls on one thread.
 """
 

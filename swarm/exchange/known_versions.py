@@ -1,8 +1,8 @@
 """Known versions of our own and of followed lineages, against which the versions of a group are checked.
 
 Invariant: the history of our own lineage holds only versions that this node published, as one branch: after a rewind to
-a checkpoint the versions beyond it are abandoned, since a step of the old branch says nothing about its distance from
-the new head. Every table is bounded, and forgotten versions are older than anyone may use.
+a checkpoint the later versions are abandoned, since a step of the old branch says nothing about its distance from the
+new head. Every table is bounded, and forgotten versions are too old for any node.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class KnownVersions:
     """Versions of our own lineage, and of lineages whose manifests this node has checked.
 
     For `doubtful_s` after a restore, a version that seems false may belong to a branch that was abandoned before the
-    restart. This node does not know such branches, so it blames no producer.
+    restart. This node does not know the abandoned branches, so it blames no producer.
     """
 
     def __init__(self, policy_id: NodeId, clock: Clock) -> None:

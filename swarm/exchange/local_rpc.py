@@ -1,8 +1,8 @@
 """The agent's LocalExchange over a Unix socket, for the trainer and generator process of the same node.
 
-Invariant: nothing is lost when a worker dies in the middle of a call. A call that changes the agent runs to its end
-there. The next call joins a draw that still waits, and `LocalExchange.draw` returns a journalled draw again until its
-step was reported.
+Invariant: nothing is lost when a worker dies in the middle of a call. The agent finishes a call that changes its state.
+The next call joins a draw that still waits, and `LocalExchange.draw` returns a journalled draw again until its step was
+reported.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Replay buffer: the groups that a step may learn from, within bounds of age, reuse, number and bytes.
 
 Invariant: a draw never holds a group twice, nor one older than the age bounds at that moment, nor one that was used
-max_reuse times before, nor more groups of one party than `draw_shares` allows. Single-threaded and free of I/O.
+max_reuse times before, nor more groups of one party than `draw_shares` allows (at least one). One thread, no I/O.
 
 "Local" groups belong to the node's own lineage, whether this node or a follower of its weights generated them
 (`ScoredGroup.is_own_policy`). "External" groups belong to other lineages.

@@ -1,8 +1,8 @@
 """Steps made again after their process ended in the middle: counted, and their groups tried alone after two deaths.
 
 Invariant: the digest of a group is on the disk before the group is tried, so that a death of the process names it. A
-group is given up only if a trial of it alone ended the worker while the agent lived on, or ended the whole node twice;
-two deaths that no group caused lose no group.
+group is given up only if its trial ended the worker while the agent kept running, or ended the whole node twice; no
+group is lost by two deaths that no group caused.
 """
 
 import json

@@ -45,7 +45,7 @@ MOST_TICKETS_BURST: Final = TICKETS_BURST * 4 / 3
 LOCAL_DIAL_S: Final = 5.0
 IDLE_S: Final = 100.0  # without a byte of a caller; a relay ends a connection after 90 s of silence
 SOCKET_S: Final = 1.5  # for a relay to answer at its ticket port
-# Pause before a ticket port that did not answer is tried again; it doubles. Until then bytes go by calls.
+# Pause before a ticket port that did not answer is tried again; it doubles. Until then calls carry the bytes.
 AGAIN_S: Final = 5.0
 AGAIN_AT_MOST_S: Final = 600.0
 MAX_UNREACHED: Final = 1024  # relays whose ticket port did not answer
@@ -170,7 +170,7 @@ class RelayReservation:
         host, _, port = own_server.rpartition(":")
         is_local = is_wildcard(own_server) or host.startswith("127.")
         self._server = ("127.0.0.1" if is_local else host.strip("[]"), int(port))
-        # Each subnet behind each relay gets a loopback address of its own, so the server's bounds by address hold.
+        # Each subnet of callers at each relay gets its own loopback address, so the server's bounds by address hold.
         self._has_sources = is_local and has_whole_loopback()
         self._tasks: set[asyncio.Task[None]] = set()
         self.held = asyncio.Event()  # set once the relay confirmed it

@@ -1,6 +1,6 @@
 """Sealed groups: rollout groups as signed bytes, with every check that needs no node state.
 
-Invariant: nothing is allocated above the caller's bound, nothing is parsed before its signature was verified, and no
+Invariant: no body above the caller's bound is allocated, no body is parsed before its signature was verified, and no
 input raises: hostile bytes become a `Refused` value.
 """
 

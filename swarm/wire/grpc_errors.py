@@ -1,6 +1,6 @@
 """gRPC errors: the table between this project's errors and gRPC status codes.
 
-Invariant: a peer can only cause Unavailable, Unauthenticated, NotHeld or TooLarge; others cross only the local socket.
+Invariant: a peer can cause only Unavailable, Unauthenticated, NotHeld or TooLarge; all others come from our own agent.
 """
 
 import asyncio

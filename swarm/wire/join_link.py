@@ -1,4 +1,4 @@
-"""Join link: the line of text by which a node finds a run, and the signed manifest behind it.
+"""Join link: the line of text by which a node finds a run, and the signed manifest that the link leads to.
 
 Invariant: a manifest from the network is used only with the signature of the key that the link names.
 """

@@ -1,7 +1,7 @@
 """Run manifest: the description of a run as signed JSON.
 
-Invariant: a manifest is data. It can name built-in environments, recipes and digests, never code, and nothing in it is
-used before its signature and all bounds were checked.
+Invariant: a manifest is data. It can name built-in environments and recipes, and data files and installed plug-ins by
+their digests, but carries no code; nothing in it is used before its signature and all bounds were checked.
 """
 
 import json
