@@ -1,8 +1,8 @@
 """Canary check: compares an engine's log-probs of a few texts with those of the version that it should serve.
 
 The digest proves that the right weights arrived; canaries show that they took effect. Invariant: what cannot be
-compared (no number, another length, an infinity) counts as different. Each tolerance is above what was measured on
-natural text (docs/engines.md, benchmarks/mismatch.py) and below what another model gives.
+compared (NaN, another length, an infinity) counts as different. Each tolerance is above the mismatch measured on
+natural text (docs/engines.md, benchmarks/mismatch.py) and below that of another model.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Score = Callable[[Sequence[Sequence[int]]], list[FloatArray]]  # `Generator.scor
 
 
 def tolerance_nats(engine: str, dtype: str, configured: float = 0.0) -> float:
-    """The configured tolerance, or the entry of TOLERANCE_NATS for this engine and dtype if that is 0."""
+    """The configured tolerance; if that is 0, the entry of TOLERANCE_NATS for this engine and dtype."""
     return configured or TOLERANCE_NATS[engine][dtype]
 
 
@@ -31,7 +31,7 @@ def mismatch_nats(canaries: Sequence[Canary], score: Score) -> float:
     """Mean |difference| from the publisher's log-probs over all tokens but each canary's first. Raises as `score`.
 
     Returns:
-        Nats per token; 0 if there is nothing to compare, infinity if a log-prob is no finite number.
+        Nats per token; 0 if there is nothing to compare, infinity if a log-prob is not finite.
     """
     if not canaries:
         return 0.0

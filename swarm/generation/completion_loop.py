@@ -1,4 +1,4 @@
-"""Completions for many callers at once: one batch that requests join and leave between two tokens.
+"""Completions for many callers at once: requests join and leave one batch between two tokens.
 
 Invariant: a request ends with its completion, with an error, or cancelled. Requests join the batch in order of arrival,
 as long as (number of rows) x (tokens of the longest prompt with its answer) <= `max_entries`; a single row may exceed
@@ -35,9 +35,9 @@ class CompletionLoop:
     """Thread that decodes requests of many callers, and sleeps while there are none.
 
     Args:
-        begin: makes a new, empty decoding.
+        begin: returns a new, empty decoding.
         step: makes one token of each row of a decoding.
-        max_entries: most entries of the cache, one for each token of a row; rows are padded to the longest.
+        max_entries: bound of the entries in the KV cache, one per token of a row; rows are padded to the longest.
 
     Example:
         loop = CompletionLoop(begin, step, max_entries=100_000)
@@ -51,7 +51,7 @@ class CompletionLoop:
     _waiting: deque[_Call] = field(default_factory=deque["_Call"], init=False)  # for room
     _calls: dict[int, _Call] = field(default_factory=dict[int, _Call], init=False)  # by the index of their row
     _next_index: int = field(default=0, init=False)
-    _newest: Row | None = field(default=None, init=False)  # that joined: the next row may have the same prompt
+    _newest: Row | None = field(default=None, init=False)  # row that joined last: the next row may have the same prompt
     _thread: threading.Thread | None = field(default=None, init=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
     _is_closed: bool = field(default=False, init=False)
@@ -95,7 +95,7 @@ class CompletionLoop:
                 decoding.leave(gone)
                 if decoding.goes_on:
                     self.step(decoding)
-            except Exception as error:  # task boundary: its callers get the error, the next ones a new batch
+            except Exception as error:  # task boundary: callers of this batch get the error, later callers a new batch
                 logger.exception("completions failed", extra={"num_calls": len(self._calls)})
                 self._fail(Unavailable(f"the engine failed: {type(error).__name__}: {error}"))
                 decoding = self.begin()
@@ -116,7 +116,7 @@ class CompletionLoop:
         return True
 
     def _join(self, decoding: Decoding) -> bool:
-        """Lets waiting rows join, in order, while they fit; returns True if one did."""
+        """Lets waiting rows join, in order, while they fit; returns True if a row joined."""
         num_before = len(self._calls)
         while self._waiting:
             call = self._waiting[0]
@@ -137,7 +137,7 @@ class CompletionLoop:
         return not self._calls or (len(self._calls) + 1) * longest <= self.max_entries
 
     def _tell(self, decoding: Decoding) -> None:
-        """Passes new tokens to the callers, and ends the calls whose rows have ended."""
+        """Delivers new tokens to the callers, and ends the calls whose rows have ended."""
         for index, call in list(self._calls.items()):
             row = call.row
             error: Exception | None = None

@@ -3,7 +3,7 @@
 A row may have several turns. Between two of them it is parked: its part of the cache is set aside and its place goes to
 another row until the environment has answered. A row may also have several conversations, each with its own part.
 
-Invariant: nothing of a row depends on what runs beside it, or on how often it was parked (`kv_entries`).
+Invariant: no result of a row depends on the rows beside it, or on how often the row was parked (`kv_entries`).
 
 Shape letters: R running rows, V vocabulary.
 
@@ -27,7 +27,7 @@ from swarm.interfaces import Observation, Observe
 from swarm.model.network import most_tokens
 from swarm.types import FinishReason, PolicyVersion, VersionSpan
 
-MAX_PARKED_BYTES: Final = 2**30  # of cache that waits for environments; beyond it the oldest is computed again
+MAX_PARKED_BYTES: Final = 2**30  # of cache of parked rows; beyond the bound, the oldest entries are computed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Kept:
     """Cache entries of a conversation of a parked row: all its tokens but the last one of its newest action."""
 
     entries: Entries  # one row
-    weights: int  # how often weights had changed when its first entry was made
+    weights: int  # number of weight changes before its first entry was made
 
 
 class Decoding:
@@ -43,22 +43,22 @@ class Decoding:
 
     Waiting rows begin in order of their prompts' lengths, so that rows of similar length run together and little is
     padded; responses to one prompt follow each other, so that each prompt is prefilled once (again when weights were
-    replaced before all of its rows had begun). A row that ends makes room for the next one before the next token, and
-    one whose environment has answered comes before those that have not begun. Entries that other weights made are
-    computed again before the next turn of their row.
+    replaced before all of its rows had begun). A row that ends makes room for the next row before the next token; rows
+    whose environment has answered precede rows that have not begun. Entries that other weights made are computed again
+    before the next turn of their row.
 
     Args:
         network: model in eval mode.
         rows: responses to make, in any order; more may join.
-        max_rows: most sequences in the cache; one more is kept for a prompt of which some rows have not begun.
+        max_rows: bound of the sequences in the cache, besides one prompt of which some rows have not begun.
         eos_ids: tokens that end an action.
-        observe: asked after each action; None: each row has one action.
-        max_parked_bytes: most bytes of cache that are kept for parked rows.
+        observe: called after each action; None: each row has one action.
+        max_parked_bytes: bound of the bytes of cache that are kept for parked rows.
         waits_for_all: makes no token before every environment has answered, so that the rows that run together, and
             with them the low bits of log-probs, follow from the tokens alone.
 
-    An action ends as cut off where its conversation has a token at each position of the network; an episode ends before
-    an action that might.
+    An action is cut off where its conversation has a token at each position of the network; an episode ends before an
+    action that might be cut off.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Decoding:
         self.news = threading.Event()  # set when an environment answers
 
     def join(self, row: Row) -> None:
-        """Adds a row behind the waiting ones."""
+        """Adds a row at the end of the waiting rows."""
         self._waiting.append(row)
 
     def leave(self, gone: Collection[int]) -> None:
@@ -112,7 +112,7 @@ class Decoding:
 
     @property
     def is_stalled(self) -> bool:
-        """True if no token can be made before an environment answers, or at all."""
+        """True if no token can be made before an environment answers, or every row has ended."""
         if self._waits_for_all:
             return not all(answer.done() for _, answer in self._parked)
         return not (self._waiting or self._running or self._answered or any(a.done() for _, a in self._parked))

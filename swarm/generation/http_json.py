@@ -1,6 +1,6 @@
 """JSON client over HTTP to one server, for many threads: deadlines, retries, bounded replies, cancellation.
 
-Invariant: a call ends with a reply, with one of the project's errors or, at once when it is cancelled, with Cancelled;
+Invariant: a call ends with a reply, with one of the project's errors or, as soon as it is cancelled, with Cancelled;
 no attempt waits for a silent server beyond the timeout. The key is sent in a header, and no message contains it.
 
 This is own code on http.client, since cancelling must end calls that wait for a reply: with httpx2 2.16, which is
@@ -72,10 +72,10 @@ class JsonClient:
         self._live: set[http.client.HTTPConnection] = set()
 
     def call(self, method: str, path: str, body: object = None, *, attempts: int = ATTEMPTS) -> Any:
-        """Sends a request, again if an attempt fails (blocking); returns the reply's JSON, its text, or None if empty.
+        """Sends a request with retries (blocking); returns the reply's JSON, else its text, or None if it is empty.
 
         Raises:
-            Unavailable: every attempt met no answer, or a status of 408, 425, 429 or 5xx.
+            Unavailable: every attempt got no answer, or a status of 408, 425, 429 or 5xx.
             Refusal: another status of 3xx or 4xx.
             TooLarge: the reply is larger than MAX_REPLY_BYTES.
             Cancelled: `cancel` was called.

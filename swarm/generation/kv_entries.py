@@ -15,7 +15,7 @@ from torch import nn
 
 from swarm.model.shared_beginnings import is_free_of_place, num_alike
 
-_LEAST_SHARED: Final = 8  # tokens that prompts begin with alike: for fewer another pass costs more than it saves
+_LEAST_SHARED: Final = 8  # common first tokens of prompts: for fewer, a separate pass costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Entries:
         return sum(keys.nbytes + values.nbytes for keys, values in _pairs(self.cache))
 
     def select(self, indices: Sequence[int]) -> "Entries":
-        """Entries of the rows at `indices`, in that order and as often as given, without columns that none needs."""
+        """Entries of the rows at `indices`, in that order and as often as given, without the common left padding."""
         index = torch.tensor(indices, device=self.mask.device)
         mask = self.mask[index]
         first = int(mask.any(dim=0).int().argmax())
@@ -44,7 +44,7 @@ class Entries:
         return Entries(_cache(pairs), mask[:, first:])
 
     def concat(self, other: "Entries") -> "Entries":
-        """Entries of the rows of both, the shorter ones padded on the left."""
+        """Entries of the rows of `self`, then of `other`; shorter rows are padded on the left."""
         length = max(self.mask.shape[1], other.mask.shape[1])
         pairs = (
             (
@@ -66,10 +66,10 @@ def joined(parts: Iterable[Entries]) -> Entries:
 
 
 def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:
-    """Entries of some prompts, and the logits [R, V] of the token after each.
+    """Computes the entries of prompts, and the logits [R, V] of the token after each prompt.
 
-    A beginning of at least 8 tokens that all prompts share (a chat template, an instruction) is computed once, if the
-    network allows that.
+    A beginning of at least _LEAST_SHARED tokens that all prompts share (a chat template, an instruction) is computed
+    once, if `is_free_of_place` holds for the network.
     """
     assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt has no next token"
     num_shared = num_alike(prompts) if len(prompts) > 1 and is_free_of_place(network) else 0
@@ -111,7 +111,7 @@ def _without_gaps(entries: Entries, num_shared: int, num_padding: torch.Tensor) 
 
 
 def advance(network: nn.Module, entries: Entries, tokens: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:
-    """Extends all rows in place by equally many tokens; also returns the logits [R, V] of the token after these."""
+    """Extends all rows by equally many tokens, in place; returns the entries and the next token's logits [R, V]."""
     ids = torch.tensor(tokens, device=entries.mask.device)
     mask = torch.cat([entries.mask, entries.mask.new_ones(ids.shape)], dim=1)
     positions = (mask.cumsum(dim=1) - 1)[:, -ids.shape[1] :]

@@ -20,7 +20,7 @@ from swarm.types import FinishReason, Sampling
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
-_NOISE: Final = 1e-4  # above 0, from a server's low precision
+_NOISE: Final = 1e-4  # by which a log-prob may exceed 0, from a server's low precision
 _FINISHES: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -91,7 +91,7 @@ class VllmServer:
     def score(self, model: str, sequence: Sequence[int]) -> list[float]:
         """Scores a sequence by `prompt_logprobs`; the server also makes one token, which is dropped.
 
-        Requests are made one at a time: with adapters enabled, vLLM 0.32 mixes up the rows of a batch and crashes.
+        Sends one request at a time: with adapters enabled, vLLM 0.32 mixes up the rows of a batch and crashes.
         """
         body = {
             "model": model,
@@ -132,7 +132,7 @@ class VllmServer:
 
 
 class SglangServer:
-    """SGLang's own /generate, which takes and gives token ids in every version."""
+    """SGLang's own /generate, which takes and returns token ids in every version."""
 
     def __init__(self, client: JsonClient, model: str, eos_ids: Collection[int]) -> None:
         self.model = model
@@ -201,7 +201,7 @@ def find_server(client: JsonClient, model: str, eos_ids: Collection[int]) -> Ser
         model: name of the served model; "": the first one that the server lists.
 
     Raises:
-        ConfigError: the server lists no models, or not this one.
+        ConfigError: the server lists no models, or not the model `model`.
         Unavailable: the server does not answer.
     """
     try:
@@ -217,9 +217,9 @@ def find_server(client: JsonClient, model: str, eos_ids: Collection[int]) -> Ser
 
 
 def log_probs_are_scaled(server: Server, model: str, prompts: Sequence[Sequence[int]]) -> bool | None:
-    """True if a server's log-probs are those at the sampling temperature; None if it gives none (blocking).
+    """True if a server's log-probs are those at the sampling temperature; None if it returns none (blocking).
 
-    vLLM gives them at temperature 1 unless it was started with `--logprobs-mode processed_logprobs`; SGLang scales
+    vLLM returns them at temperature 1 unless it was started with `--logprobs-mode processed_logprobs`; SGLang scales
     them. The check compares the log-probs of samples at temperature 2 with their scores at temperature 1: if the
     log-probs are scaled, most of them differ. False also if there are too few tokens to tell: then log-probs are used
     only at temperature 1, where both are equal.

@@ -1,7 +1,7 @@
 """OpenAI-style server (vLLM, SGLang) run by somebody else as the engine of a node that only generates.
 
-Invariant: every token is attributed to the version that the server loaded last, between two calls of generate. Values
-that the server does not give exactly are left out: no log-probs rather than those of another distribution.
+Invariant: every token is attributed to the version that the server loaded last, between two calls of generate. Inexact
+values of the server are left out: a rollout has no log-probs rather than those of another distribution.
 """
 
 import itertools
@@ -67,9 +67,9 @@ class OpenAIGenerator:
     Each sample is a separate request with its own seed, at most `max_rows` at a time: servers differ in what a seed
     means for several samples of one request, and prefix caching makes the shared prompt cheap. Samples are
     reproducible as far as the server's are. Weights are loaded after the call in progress, even with `in_flight`, since
-    the server's replies do not tell which weights made a token. If the server neither loads a version nor returns to
-    the one before, every further call raises Unavailable until it loads one. Samples that were not finished when a call
-    was cancelled are empty.
+    the server's replies do not name the weights that made a token. If the server neither loads a version nor returns to
+    the previous version, every further call raises Unavailable until it loads a version. Samples that were unfinished
+    when a call was cancelled are empty.
 
     Options (`engine.options`): `model`, the served name (by default the first one that the server lists);
     `api_key_env`, the environment variable that holds the key; `weights`, "sglang_disk", "vllm_lora" or "none";
@@ -104,7 +104,7 @@ class OpenAIGenerator:
         self._seeds = SampleSeeds(seed)
         self._tolerance = tolerance
         self._call = threading.Lock()  # held by one call of anything but cancel
-        self._ending = threading.Lock()  # so that a cancel hits the call that samples, or nothing
+        self._ending = threading.Lock()  # so that `cancel` ends only the call that samples, if any
         self._is_sampling = False
         self._pool = ThreadPoolExecutor(max_rows, thread_name_prefix="openai")
         self._lost = ""  # reason why the server's weights are unknown
@@ -116,7 +116,7 @@ class OpenAIGenerator:
     def from_config(
         cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, on_progress: OnProgress = ignore_progress
     ) -> "OpenAIGenerator":
-        """Connects to the configured server and finds out its dialect and kind of log-probs (blocking).
+        """Connects to the configured server, and detects its dialect and the temperature of its log-probs (blocking).
 
         Args:
             config: configuration of the node.
@@ -288,7 +288,7 @@ class OpenAIGenerator:
 
     def _rollout(self, completion: RemoteCompletion, sampling: Sampling) -> Rollout:
         is_exact = self._gives_logprobs and sampling.is_exact and (self._scales or sampling.temperature == 1.0)
-        # those of another distribution than the one that was sampled are not claimed
+        # log-probs of a distribution other than the sampled one are not claimed
         logprobs = completion.logprobs if is_exact else None
         spans = [VersionSpan(start=0, version=self._version)]
         return to_rollout(self._tokenizer, sampling, completion.token_ids, logprobs, spans, completion.finish)

@@ -1,7 +1,7 @@
 """New weights for a server: a folder that both sides see, and a request that names it.
 
 Invariant: no folder and no adapter name is ever used for two versions (a server may cache by name), and the former
-version is given up only after the new one was found good.
+version is deleted only after the canaries of the new version agree.
 """
 
 import itertools
@@ -28,10 +28,10 @@ _PREFIX: Final = "swarm-"  # of the folders that are ours
 
 @dataclass(frozen=True, slots=True)
 class WeightsChange:
-    """A version that a server has loaded and that is not yet known to be good."""
+    """A version that a server has loaded but whose canaries are not yet checked."""
 
     model: str  # name of the version in requests
-    keep: Callable[[], None]  # accepts the version, and gives up the former one
+    keep: Callable[[], None]  # accepts the version, and deletes the former one
     undo: Callable[[], None]  # returns to the former version; raises Unavailable if the server does not
 
 
@@ -148,7 +148,7 @@ class LoraAdapters:
         self._serving: Path | None = None  # None: the base itself
 
     def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
-        """Has the server load the new adapter beside the old one, until one is given up. Raises as `Taking.take`."""
+        """Has the server load the new adapter beside the old one, until `keep` or `undo`. Raises as `Taking.take`."""
         if not weights or not all(is_adapter_name(name) for name in weights):
             raise ConfigError("engine.options.weights: vllm_lora carries adapters only; set model.lora_rank in the run")
         before = self._serving
@@ -177,7 +177,7 @@ class LoraAdapters:
 
 
 class _Folders:
-    """Maker of folders below one directory, under names that no process has used before; deletes older folders."""
+    """Makes folders in one directory, under names that no process has used; deletes those of earlier processes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.resolve()

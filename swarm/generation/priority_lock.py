@@ -1,6 +1,6 @@
 """Lock with priority, so that a loop that takes it again and again cannot starve another caller.
 
-Invariant: once a caller with `first` is through the turnstile, it gets the lock next, however often others ask.
+Invariant: once a caller with `first` holds the turnstile, it gets the lock next, however often others ask for it.
 """
 
 import threading
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class PriorityLock:
-    """Lock that guards weights: a long call of `generate` holds it for each token, a replacement takes it with `first`.
+    """Lock that guards weights: `generate` holds it for one token at a time, a replacement takes it with `first`.
 
     Example:
         with lock.held():
@@ -17,7 +17,7 @@ class PriorityLock:
     """
 
     def __init__(self) -> None:
-        self._turnstile = threading.Lock()  # a caller with `first` keeps it, so that later callers wait behind it
+        self._turnstile = threading.Lock()  # a caller with `first` keeps it, so that later callers wait for it
         self._lock = threading.Lock()
 
     @contextmanager

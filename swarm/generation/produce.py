@@ -35,7 +35,7 @@ def produce(
     byte_lengths: bool = False,
     observe: Observe | None = None,
 ) -> list[RolloutGroup]:
-    """One group of `group_size` rollouts for each task (blocking; run it in a thread).
+    """Generates one group of `group_size` rollouts for each task (blocking; run it in a thread).
 
     Args:
         generator: engine that answers.
@@ -94,11 +94,11 @@ class GroupProducer:
     step: Step | None = None  # plays environments of several turns
 
     def produce(self, first: int, count: int) -> list[RolloutGroup]:
-        """Groups for `count` tasks of the training sequence, from number `first` on."""
+        """Generates groups for tasks number `first` to `first + count - 1` of the training sequence."""
         return self.answer(self.tasks(first, count), self.config.group_size, range(first, first + count))
 
     def answer(self, tasks: Sequence[Task], group_size: int, numbers: Sequence[int]) -> list[RolloutGroup]:
-        """One group of `group_size` rollouts for each task; `numbers` as of the function `produce`.
+        """Generates one group of `group_size` rollouts for each task; `numbers` as for the function `produce`.
 
         Nodes that generate with the weights of one trainer draw different samples for the same question, even if their
         seeds are equal.
@@ -124,7 +124,7 @@ class GroupProducer:
 def evaluate(
     generator: Generator, tokenizer: Tokenizer, tasks: Sequence[Task], limits: EpisodeLimits, step: Step | None = None
 ) -> list[Actions]:
-    """Greedy actions for each task, in order (blocking); `step` plays environments of several turns."""
+    """Answers each task greedily, in order (blocking); `step` plays environments of several turns."""
     prompts = [tokenizer.encode_prompt(task) for task in tasks]
     return generator.greedy(prompts, limits.max_new_tokens, player_of(tokenizer, limits, step, tasks, 1))
 
@@ -139,9 +139,9 @@ def try_tasks(
     num_tries: int = 0,
     temperature: float = 1.0,
 ) -> list[list[Actions]]:
-    """Tries at each task, in order (blocking): `num_tries` sampled ones, or a greedy one if that is 0.
+    """Answers each task, in order (blocking): `num_tries` times by sampling, or once greedily if that is 0.
 
-    Sampled tries have equal seeds at every call with the same weights.
+    Sampled answers have equal seeds at every call with the same weights.
     """
     if not num_tries:
         return [[actions] for actions in evaluate(generator, tokenizer, tasks, limits, step)]

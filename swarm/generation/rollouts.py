@@ -64,7 +64,7 @@ def actions_of(tokenizer: Tokenizer, token_ids: Sequence[int], bounds: Sequence[
 
 
 def by_prompt(rollouts: Sequence[Rollout], num_samples: int) -> list[list[Rollout]]:
-    """Splits a list with `num_samples` rollouts of each prompt, prompt by prompt, into one list for each prompt."""
+    """Splits rollouts, `num_samples` consecutive ones per prompt, into one list per prompt."""
     return [list(rollouts[start : start + num_samples]) for start in range(0, len(rollouts), num_samples)]
 
 
@@ -107,7 +107,7 @@ class SampleSeeds:
             version: version of the weights.
             prompts: [B] token ids of each prompt.
             num_samples: samples of each prompt.
-            numbers: [B] number of each prompt in the node's training sequence; None: how often it was answered before.
+            numbers: [B] number of each prompt in the training sequence; None: number of earlier answers to the prompt.
         """
         lineage = f"{self._seed}/{version.policy_id}/{version.step}".encode()
         seeds: list[list[int]] = []
@@ -119,7 +119,7 @@ class SampleSeeds:
         return seeds
 
     def forget(self) -> None:
-        """Resets the counts, as is due when the weights are replaced."""
+        """Resets the counts, to be called when the weights are replaced."""
         self._num_answered.clear()
 
 

@@ -22,18 +22,18 @@ class Row:
     prompt_ids: Sequence[int]  # not empty
     sampling: Sampling  # temperature 0: the likeliest token each time
     prompt: int = 0  # equal for rows of one prompt, which is then computed once
-    index: int = 0  # its own among the rows that are decoded together
+    index: int = 0  # unique among the rows that are decoded together
     seed: int = 0  # of its random numbers
-    num_top: int = 0  # how many of the likeliest tokens are kept, at each place
+    num_top: int = 0  # number of the likeliest tokens that are recorded at each place
     end_ids: frozenset[int] = frozenset()  # tokens that end an action, besides the model's end tokens
     tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])  # NaN of observations
+    logprobs: list[float] = field(default_factory=list[float])  # NaN for observations
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     turns: list[int] = field(default_factory=list[int])  # first token of each action
     action_ends: list[int] = field(default_factory=list[int])  # one past the last token of each finished action
     conversations: list[int] = field(default_factory=lambda: [0])  # of each action, the next one included
     finish: FinishReason = FinishReason.ABORTED  # of its newest action; ABORTED until that ended
-    is_over: bool = False  # its episode takes no other action
+    is_over: bool = False  # its episode has no further action
     top: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])  # with their log-probs
     random: np.random.Generator | None = None  # from its first token on
 
@@ -48,7 +48,7 @@ class Row:
         return list(zip(self.turns, [*self.action_ends, len(self.tokens)], strict=False))
 
     def uniform(self) -> float:
-        """Draws the next random number of this row, in [0, 1); one is drawn for each sampled token."""
+        """Draws this row's next random number, in [0, 1), once per sampled token."""
         if self.random is None:
             self.random = np.random.default_rng(self.seed)
         return self.random.random()
@@ -79,7 +79,7 @@ class Row:
         self.conversations.append(observation.conversation)
 
     def give_back(self) -> None:
-        """Takes the newest observation away again."""
+        """Removes the newest observation."""
         del self.tokens[self.action_ends[-1] :], self.logprobs[self.action_ends[-1] :], self.conversations[-1]
 
     def begin_action(self) -> None:
@@ -128,7 +128,7 @@ def _choose_alike(logits: torch.Tensor, rows: Sequence[Row], sampling: Sampling)
     else:
         cumulative = truncate(logprobs.exp(), sampling).double().cumsum(dim=-1)
         uniforms = torch.tensor([row.uniform() for row in rows], dtype=torch.float64, device=logits.device)
-        # right=True: the first entry whose cumulative exceeds the wanted mass, never one of probability 0.
+        # right=True: the first entry whose cumulative sum exceeds the wanted mass, never an entry of probability 0.
         wanted = uniforms[:, None] * cumulative[:, -1:]
         chosen = torch.searchsorted(cumulative, wanted, right=True).clamp(max=logits.shape[-1] - 1)
     return chosen[:, 0], logprobs.gather(-1, chosen)[:, 0]

@@ -59,17 +59,17 @@ _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its l
 class TransformersGenerator:
     """Samples from a network that it owns; implements `swarm.interfaces.Generator`, which documents its methods.
 
-    If weights are replaced in flight, later tokens come from the new weights over the cache that the old ones made;
-    random numbers stay those of the version at the start of the call. New weights are copied; the old ones are kept
-    until the canaries agree, and restored if they do not. No token is made before this is decided.
+    If weights are replaced in flight, later tokens come from the new weights and the cache that the old weights made;
+    random numbers stay those of the version at the start of the call. New weights are copied; the old weights are kept
+    until the canaries agree, and restored if they disagree. No token is made before that.
 
     Args:
         network: a transformers causal LM in eval mode, which nothing else may use (load another copy, or deepcopy).
         tokenizer: tokenizer of the network.
         version: version of the network's weights.
         seed: seed of all sampling.
-        max_rows: most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result.
-        tolerance_nats: largest mean difference of canaries; 0: the one for the dtype.
+        max_rows: bound of the sequences decoded together; larger groups are made in parts, with the same results.
+        tolerance_nats: largest mean |difference| of the canaries' log-probs; 0: the entry of TOLERANCE_NATS.
         is_deterministic: equal calls give equal log-probs to the last bit, however fast environments answer.
         activity: name under which `generate` and `greedy` report progress, after each token of the running sequences.
         on_progress: takes these reports.
@@ -144,7 +144,7 @@ class TransformersGenerator:
         )
 
     def close(self) -> None:
-        """Ends all calls in progress, so that none of their threads outlives the node by a long episode."""
+        """Ends all calls in progress, so that no thread outlives the node to finish a long episode."""
         self.cancel()
         self._completions.close()
 
@@ -222,7 +222,7 @@ class TransformersGenerator:
             self._decoding.news.set()
 
     def _require_room(self, prompts: Prompts) -> None:
-        """Raises ConfigError for a prompt behind which the network has no position for an answer."""
+        """Raises ConfigError if a prompt leaves no position of the network for an answer."""
         longest, positions = max(map(len, prompts), default=0), most_tokens(self._network)
         if 0 < positions <= longest:
             raise ConfigError(

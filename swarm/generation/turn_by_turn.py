@@ -29,7 +29,7 @@ def play_episodes(
 ) -> list[Rollout]:
     """Plays `num_samples` episodes of each prompt and returns them prompt by prompt (blocking).
 
-    All rollouts that go on take their next turn together, once each of their environments has answered.
+    The unfinished rollouts take their next turn together, once all of their environments have answered.
 
     Args:
         make: asks the engine for actions.

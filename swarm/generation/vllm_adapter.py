@@ -1,7 +1,7 @@
 """Adapter that makes vLLM a step-wise engine: the only module that calls vLLM.
 
-Invariant: log-probs are those of the distribution that was sampled from, at the sampling temperature, and NaN if there
-are none; steps are synchronous, so that no token is being computed between two of them. Runs in vLLM's environment
+Invariant: log-probs are those of the distribution that was sampled from, at the sampling temperature, and NaN if vLLM
+returns none; steps are synchronous, so that no token is being computed between two steps. Runs in vLLM's environment
 only.
 """
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 TESTED: Final = ("0.32.",)  # vLLM's interfaces move; with another version expect to adapt this module
 CPU_CACHE_BYTES: Final = 1 << 30  # vLLM would take most of the machine's memory
 _FINISH: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # all other reasons: aborted
-# What the rest relies on; engine.options cannot change it.
+# Settings that the other modules rely on; engine.options cannot change them.
 _FIXED: Final[Mapping[str, Any]] = {
     "skip_tokenizer_init": True,
     "generation_config": "vllm",  # not the model's own sampling defaults

@@ -41,10 +41,10 @@ _SEED_BITS: Final = 63  # of vLLM's seeds
 class VllmGenerator:
     """Samples from a vLLM engine; implements `swarm.interfaces.Generator`, which documents its methods.
 
-    Calls may come from several threads; a call that samples or scores raises RolloutFailed if the engine crashed twice
-    during it, and Unavailable if no engine can be started any more. When weights are replaced in flight, sequences in
-    progress keep their entries of the KV cache; prompts without a token of their answer are read again by the new
-    weights.
+    Calls may come from several threads; a call that samples or scores raises RolloutFailed if the engine crashes twice
+    during the call, and Unavailable if RESTARTS attempts start no engine. When weights are replaced in flight,
+    sequences in progress keep their entries of the KV cache; prompts without a token of their answer are read again by
+    the new weights.
 
     Seeds are those of every engine (`SampleSeeds`); equal seeds give equal samples as far as vLLM computes the same
     numbers in other batches, which on CPU in float32 it nearly always does.
@@ -95,12 +95,12 @@ class VllmGenerator:
             config: configuration of the node; `engine.python` names the interpreter that has vLLM.
             tokenizer: the model's tokenizer.
             version: version of the base model.
-            cpu_dtype: dtype that `compute_dtype = "auto"` stands for on this CPU; "": the published one.
+            cpu_dtype: dtype that `compute_dtype = "auto"` stands for on this CPU; "": the published dtype.
             on_progress: takes the number of tokens made while the engine generates.
 
         Raises:
             ConfigError: the interpreter is missing or has no vLLM, or vLLM does not run this model.
-            Unavailable: the process ended while it started, or was silent for too long.
+            Unavailable: the process ended while it started, or logged nothing for SILENCE_S.
         """
         if config.model.source in SHIPPED:
             raise ConfigError("engine.kind vllm: its kernels lack heads of the tiny model's size; use transformers")

@@ -1,7 +1,7 @@
 """Worker's side of a vLLM engine process: starts it in vLLM's own environment, calls it, and notices its end.
 
-Invariant: the engine process ends when the worker's process ends, for whatever reason; its output goes to `vllm.log`; a
-call in progress when it ends raises Unavailable.
+Invariant: the engine process ends when the worker's process ends, for whatever reason; its output goes to `vllm.log`;
+calls in progress when the engine process ends raise Unavailable.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 MODULE: Final = "swarm.generation.vllm_server"
 LOG: Final = "vllm.log"
 DEFAULT_PYTHON: Final = Path(".venv-vllm/bin/python")
-SILENCE_S: Final = 1800.0  # without a line in its log while it starts, as when it reads a large model from a slow disk
+SILENCE_S: Final = 1800.0  # without a line in its log while it starts: a large model is read from a slow disk
 PROGRESS_S: Final = 10.0  # between two log lines while it starts
 STOP_S: Final = 10.0
 _ERRORS: Final = {"ConfigError": ConfigError, "WeightsRefused": WeightsRefused}  # answers of the engine
@@ -68,7 +68,7 @@ class EngineProcess:
 
     Raises:
         ConfigError: the process cannot be started with these settings; the message gives the fix.
-        Unavailable: the process ended while it started, or was silent for too long; another attempt may succeed.
+        Unavailable: the process ended while it started, or logged nothing for SILENCE_S; another attempt may succeed.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ from swarm.weights.tensors import PublishedDigest, TorchWeights
 
 logger = logging.getLogger(__name__)
 
-LEAST_TEMPERATURE: Final = 0.01  # vLLM replaces a lower one, and log-probs would be of another distribution
+LEAST_TEMPERATURE: Final = 0.01  # vLLM raises lower temperatures, and log-probs would be of another distribution
 SIGN_EVERY_S: Final = 1.0
 EXIT_CONFIG: Final = 2  # starting again would not help
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype as torch names it, shape
@@ -52,7 +52,7 @@ class EngineLimits:
 
 
 class RequestHandler:
-    """Answers the requests of the worker; no method waits for the engine.
+    """Answers the requests of the worker; no method blocks on the engine.
 
     Args:
         engine: loop that runs in its own thread.
@@ -70,7 +70,7 @@ class RequestHandler:
         self._answer = answer
 
     def handle(self, request: JsonDict) -> None:
-        """Begins a request, which is answered at its end, or at once if it is invalid; a cancel gets no answer."""
+        """Begins a request; the answer comes at its end, or at once if it is invalid. A cancel gets no answer."""
         number, body = request["id"], request["body"]
         try:
             if request["call"] == "generate":
@@ -166,7 +166,7 @@ class _Countdown:
 
 
 class SignsOfLife:
-    """Reporter of the number of tokens that the engine has made, to the worker, at most once a second."""
+    """Reports the number of tokens that the engine has made to the worker, at most once per SIGN_EVERY_S."""
 
     def __init__(self, answer: Callable[[JsonDict], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._answer, self._monotonic_s = answer, monotonic_s
@@ -174,7 +174,7 @@ class SignsOfLife:
         self._answered_s = -math.inf
 
     def made(self, num_tokens: int) -> None:
-        """Counts the tokens of a step, 0 if it only reads prompts, and reports the total if a second has passed."""
+        """Adds a step's tokens (0 if it only reads prompts); reports the total if SIGN_EVERY_S have passed."""
         self._num_tokens += num_tokens
         if self._monotonic_s() - self._answered_s >= SIGN_EVERY_S:
             self._answered_s = self._monotonic_s()
@@ -182,7 +182,7 @@ class SignsOfLife:
 
 
 def _continuation(row: PendingSequence) -> Continuation:
-    """Continuation of a row that ended; if one of its log-probs is not finite, all are left out as unreliable."""
+    """Continuation of an ended row; if any log-prob of the row is not finite, all are left out as unreliable."""
     logprobs = np.asarray(row.logprobs, np.float32) if row.mode is Mode.SAMPLE else None
     if logprobs is not None and not np.isfinite(logprobs).all():
         logger.warning("a log-prob of the engine is no finite number: those of its sequence are left out")

@@ -59,7 +59,7 @@ class Job:
     sampling: Sampling
     max_new_tokens: int
     seed: int
-    salt: str  # jobs with different ones share no cached prefix
+    salt: str  # jobs with different salts share no cached prefix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class StepEngine(Protocol):
         ...
 
     def step(self) -> list[Progress]:
-        """Makes one step of the scheduled sequences; returns the progress of each, the last one with its `finish`."""
+        """Makes one step of the scheduled sequences; returns their progress, with `finish` where a sequence ends."""
         ...
 
     def reload(self, path: Path | None) -> None:
@@ -120,7 +120,7 @@ class PendingSequence:
             self.end(progress.finish, version)
 
     def end(self, finish: FinishReason, version: PolicyVersion) -> None:
-        """Ends the sequence; one without any token is attributed to `version`."""
+        """Ends the sequence; a sequence without tokens is attributed to `version`."""
         self.finish = finish
         self.spans = self.spans or [VersionSpan(start=0, version=version)]
 
@@ -156,7 +156,7 @@ class EngineLoop:
         self._version = version
         self._good: Path | None = None  # file with the weights of `version`; None: those of the start
         self._numbers = itertools.count()
-        self._epoch = next(self._numbers)  # of the weights in the engine: another one whenever they were replaced
+        self._epoch = next(self._numbers)  # of the weights in the engine: a new number whenever they are replaced
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[PendingSequence] = deque()
         self._running: dict[str, PendingSequence] = {}  # by name of the job
@@ -172,7 +172,7 @@ class EngineLoop:
         self._inbox.put(lambda: self._waiting.extend(rows))
 
     def cancel(self) -> None:
-        """Ends every sequence with the tokens that it has, except for those to score, which go on."""
+        """Ends every sequence with the tokens that it has; sequences in mode SCORE go on."""
         self._inbox.put(self._cancel)
 
     def load(self, new: NewWeights) -> "Future[LoadReport]":
@@ -194,7 +194,7 @@ class EngineLoop:
                 _report_ended(self._step())
 
     def _read_inbox(self) -> bool:
-        """Handles all requests that have come, waiting for one if there is nothing to do; False if it is a stop."""
+        """Handles all queued requests, and waits for a request if there is no work; returns False at `stop`."""
         while True:
             is_idle = not (self._running or self._waiting or self._changes)
             try:
@@ -204,7 +204,7 @@ class EngineLoop:
             if message is None:
                 return False
             message()
-        if all(new.in_flight for new, _ in self._changes):  # else the running ones are to end first
+        if all(new.in_flight for new, _ in self._changes):  # else the running rows are to end first
             while self._waiting:
                 self._begin(self._waiting.popleft())
         return True
@@ -263,7 +263,7 @@ class EngineLoop:
         marks = [(row, len(row.tokens)) for row in self._running.values()]
         try:
             self._engine.reload(new.path)
-        except Exception as error:  # whatever an engine raises half-way, it must become whole again
+        except Exception as error:  # whatever an engine raises half-way, its weights must be restored
             logger.exception("weights could not be loaded", extra={"step": new.version.step})
             self._engine.reload(self._good)
             done.set_exception(WeightsRefused(f"step {new.version.step}: the engine failed to load: {error}"))
@@ -294,13 +294,13 @@ class EngineLoop:
         )
 
     def _restart(self, rows: Sequence[PendingSequence]) -> None:
-        """Has the engine read sequences again, from the tokens that they have, with nothing cached before."""
+        """Has the engine read sequences again, with the tokens that they have, without entries cached earlier."""
         self._drop(rows)
         for row in rows:
             self._begin(row)
 
     def _score(self, sequences: Sequence[Sequence[int]], ended: list[PendingSequence]) -> list[FloatArray]:
-        """Log-probs by the current weights; other sequences go on, and those that end are added to `ended`."""
+        """Log-probs by the current weights; other sequences go on, and are added to `ended` when they end."""
         rows = [sequence_to_score(sequence, lambda row: None) for sequence in sequences]
         for row in rows:
             if row.scores is None:
@@ -311,7 +311,7 @@ class EngineLoop:
 
 
 def sequence_to_score(sequence: Sequence[int], ended: Callable[[PendingSequence], None]) -> PendingSequence:
-    """Pending sequence in mode SCORE; one of fewer than two tokens has its scores, NaN, at once."""
+    """Pending sequence in mode SCORE; a sequence of fewer than two tokens gets its scores, NaN, at once."""
     row = PendingSequence(sequence, Mode.SCORE, Sampling(max_new_tokens=1), 0, ended)
     if len(sequence) < 2:
         row.scores = np.full(len(sequence), np.nan, np.float32)

@@ -1,11 +1,11 @@
-"""Runs of agents that a served model learns from: whose calls are recorded, when a run ends, and with which others.
+"""Runs of agents that a served model learns from: recording of their calls, their ends, and their groups.
 
 A run is one episode: its calls, then one reward. Runs of one task are compared with one another, in a group that closes
-with `group_size` runs, or `group_s` seconds after its first reward with those that it has. A held-out run is measured
-alone.
+with `group_size` runs, or `group_s` seconds after its first reward with the runs rewarded so far. A held-out run is
+measured alone.
 
-Invariant: a run without a reward, and one that no step may use, is never learned from; each run is told what became of
-it. Each key has bounds of its own: runs that are open, bytes of calls, and the time without a call.
+Invariant: a run without a reward, or that no step may use, is never learned from; the state of each run can be queried.
+Each key has its own bounds: MAX_OPEN_RUNS open runs, MAX_BYTES of calls, and IDLE_S without a call.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 MAX_OPEN_RUNS: Final = 4096  # of one key
 MAX_BYTES: Final = 64 * 2**20  # of the calls that are kept for one key
 IDLE_S: Final = 86_400.0  # an open run without a call is over after a day
-SLOW_RUN_S: Final = 600.0  # a held-out run without a call for so long holds up the end of its round no longer
+SLOW_RUN_S: Final = 600.0  # a held-out run without a call for so long no longer delays the end of its round
 LOOK_EVERY_S: Final = 1.0
 MAX_PUTS: Final = 5  # tries at a group that the node does not take
-SESSION_PREFIX: Final = "run-"  # of the key of one run's calls
-REWARD_PREFIX: Final = "reward-"  # of the key of its reward, which its agent cannot know
+SESSION_PREFIX: Final = "run-"  # of the key for one run's calls
+REWARD_PREFIX: Final = "reward-"  # of the key for its reward, which its agent cannot know
 SINGLE_RUN_RECIPE: Final = "reinforce_plus_plus"  # whose baseline is the mean of a step: it needs no group
 
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ Report = Callable[[Sequence[Evaluation]], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRules:
-    """Rules of the node that a run of an agent keeps to in order to be learned from."""
+    """Rules and bounds of this node for the agent runs that it learns from."""
 
     run_id: str
     node_id: NodeId
@@ -63,7 +63,7 @@ class RunRules:
 
 @dataclass(frozen=True, slots=True)
 class RunKey:
-    """A run that a call belongs to: the name of its key, and its own."""
+    """Identity of a run: the name of the API key that opened it, and the run's own name."""
 
     owner: str
     name: str
@@ -100,7 +100,7 @@ class AgentRuns:
     # --- for callers ------------------------------------------------------------------------------------
 
     def of_session(self, key: str) -> tuple[RunKey, bool] | None:
-        """The run of a key that is of one run alone, and True if it is that of the reward."""
+        """The run that a session key belongs to, and True if that is the reward key; None for any other key."""
         is_reward = key.startswith(REWARD_PREFIX)
         run = self._sessions.get(_digest(_key_of_calls(key) if is_reward else key))
         return None if run is None else (run, is_reward)
@@ -108,12 +108,12 @@ class AgentRuns:
     async def open_session(
         self, owner: str, name: str, task: str, *, is_held_out: bool = False
     ) -> tuple[RunKey, str, str]:
-        """Begins a run with two keys of its own, of its calls and of its reward; "" as a name chooses one.
+        """Begins a run; returns it, its key for calls and its key for the reward. An empty name is replaced.
 
         An agent that runs code can read the key that it calls with: that key gives no reward.
 
         Raises:
-            RequestRefused: the name is taken, or the owner's key has too many runs.
+            RequestRefused: the name is taken, or the owner's key has MAX_OPEN_RUNS open runs or over MAX_BYTES.
         """
         run, reward_key = RunKey(owner, name or secrets.token_hex(8)), REWARD_PREFIX + secrets.token_urlsafe(24)
         key = _key_of_calls(reward_key)
@@ -124,7 +124,7 @@ class AgentRuns:
         return run, key, reward_key
 
     async def begin_call(self, run: RunKey, task: str) -> RunRow:
-        """The run of a call that is about to be answered; its first call opens it. Raises RequestRefused."""
+        """Finds the run of a call to be answered; opens the run at its first call. Raises RequestRefused."""
         row = await self._in_thread(self._store.find, run.owner, run.name)
         if row is None:
             await self._open(run, task, b"", RunState.OPEN)
@@ -137,7 +137,7 @@ class AgentRuns:
         return row
 
     async def record(self, row: RunRow, call: RecordedCall) -> None:
-        """Records an answer before its caller has it. Raises RequestRefused if the run is over, or the disk full."""
+        """Records an answer before it is sent. Raises RequestRefused if the run is over, StorageFull."""
         now_s = self._clock.now_s()
         add = partial(self._store.add_call, row.number, call, now_s, max_calls=MAX_TURNS, max_bytes=MAX_BYTES)
         if row.state is RunState.HELD_OUT:
@@ -176,7 +176,7 @@ class AgentRuns:
         return await self.state(run)
 
     async def state(self, run: RunKey) -> JsonDict:
-        """A run as its owner is shown it. Raises RequestRefused if there is none."""
+        """The state of a run, for its owner. Raises RequestRefused if the run does not exist."""
         row = await self._in_thread(self._store.find, run.owner, run.name)
         if row is None:
             raise _unknown(run)
@@ -197,7 +197,7 @@ class AgentRuns:
         return shown
 
     async def overview(self, owner: str) -> JsonDict:
-        """Numbers of the runs of a key by state, and why runs were not learned from."""
+        """Counts the runs of a key by state, and by the reason why they were not learned from."""
         states, reasons = await self._in_thread(self._store.overview, owner)
         return {"object": "episodes", "states": states, "reasons": reasons}
 
@@ -229,7 +229,7 @@ class AgentRuns:
         return self._held_out.ended(now_s, await self._in_thread(self._store.measuring, now_s - SLOW_RUN_S))
 
     async def hand_over(self, put: Put) -> None:
-        """One round: what is due is closed, and complete groups are handed over, those tried least first.
+        """Ends idle runs, closes due groups, and hands complete groups to the node, those with the fewest tries first.
 
         Raises:
             StorageFull, Unavailable: the node takes no group now; the next round begins with another one.
@@ -274,7 +274,7 @@ class AgentRuns:
         )
 
     def _close_groups(self) -> None:
-        """Closes groups that are complete, or due with two runs or more; drops runs that became too old (blocking)."""
+        """Closes complete or due groups; refuses runs too old, or alone where `takes_single_runs` is off (blocking)."""
         now_s, rules = self._clock.now_s(), self.rules
         for (_, task), members in self._store.waiting().items():
             fresh: list[RunRow] = []
@@ -304,7 +304,7 @@ class AgentRuns:
         return f"age {age} steps exceeds replay.max_age_steps {most}" if age > most else ""
 
     async def _open(self, run: RunKey, task: str, secret: bytes, state: RunState) -> bool:
-        """Begins a run; False if it exists, also where another call began it at the same moment."""
+        """Begins a run; returns False if it exists, even if another call began it at the same moment."""
         num_open, num_bytes = await self._in_thread(self._store.totals, run.owner)
         if num_open >= MAX_OPEN_RUNS or num_bytes > MAX_BYTES:
             raise RequestRefused(
@@ -327,7 +327,7 @@ def _unknown(run: RunKey) -> RequestRefused:
 
 
 def _key_of_calls(reward_key: str) -> str:
-    """The key of a run's calls, which follows from that of its reward, and not the other way round."""
+    """The key for a run's calls, derived from its reward key by a one-way hash."""
     return SESSION_PREFIX + _digest(reward_key).hex()[:40]
 
 

@@ -16,7 +16,7 @@ TopTokens = Sequence[Sequence[tuple[int, float]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerPiece:
-    """The newest t tokens of an answer; the text of the last ones may come with a later piece."""
+    """The newest t tokens of an answer; the text of the last tokens may come with a later piece."""
 
     text: str
     token_ids: Sequence[int]  # [t]
@@ -46,7 +46,7 @@ async def whole_answer(
 async def follow_answer(
     completer: Completer, tokenizer: Tokenizer, request: CompletionRequest, stop: Sequence[str]
 ) -> "AsyncGenerator[AnswerPiece | Answer]":
-    """Yields pieces of an answer, then the whole of it; closing the generator ends the answer. Raises Unavailable."""
+    """Yields pieces of an answer, then the whole answer; closing the generator ends it. Raises Unavailable."""
     loop = asyncio.get_running_loop()
     news: asyncio.Queue[AnswerPiece | None] = asyncio.Queue()
     reader = _Reader(tokenizer, stop, lambda piece: loop.call_soon_threadsafe(news.put_nowait, piece))
@@ -75,7 +75,7 @@ class _Reader:
         self._num_read = 0  # tokens
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[float], top: TopTokens) -> bool:
-        """Reads new tokens; returns False once a stop string has come."""
+        """Reads new tokens; returns False once the text contains a stop string."""
         self._take(self._read(token_ids, logprobs, top))
         return not self._stream.is_stopped
 

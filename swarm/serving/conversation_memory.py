@@ -4,7 +4,7 @@ A chat client sends its whole conversation as text each time. Rendered anew, an 
 another cut of the same text, a space that the template strips. So the ids of answered conversations are kept, and a
 request that continues one gets these ids, followed by its new messages.
 
-Invariant: the prompt of a continued conversation begins with the exact ids of its prompt and answer before.
+Invariant: the prompt of a continued conversation begins with the exact ids of its previous prompt and answer.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from swarm.model.tokenizer import require_no_system_message
 from swarm.types import IntArray, Task
 
 MAX_CONVERSATIONS: Final = 4096
-MAX_TOKENS: Final = 8_000_000  # of all of them: about 32 MB
+MAX_TOKENS: Final = 8_000_000  # of all conversations: about 32 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ConversationMemory:
         return self._tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=tuple(messages)))
 
     def add(self, messages: Sequence[Message], answer: str, token_ids: Sequence[int], is_ended: bool) -> None:
-        """Keeps a conversation: messages, the answer as the client has it, all ids, and if an end token ended it."""
+        """Stores a conversation's token ids by its messages and `answer` as sent; `is_ended`: by an end token."""
         key = _keys([*messages, Message(role="assistant", content=answer)])[-1]
         self._forget(key)
         self._known[key] = _Known(np.asarray(token_ids, np.int32), is_ended)

@@ -1,7 +1,7 @@
-"""Held-out runs of agents: rounds over the same tasks, each an evaluation, as of a node's own held-out problems.
+"""Held-out runs of agents in rounds over the same tasks; each round is an `Evaluation`, as of held-out problems.
 
-A round ends where each task of the earlier ones is measured, where one of its own is measured again, or QUIET_S after
-its last run while none is open. A task that a later round lacks counts as not scored.
+A round ends once all tasks of earlier rounds are measured, before a task of the round is measured again, or QUIET_S
+after its last run while no held-out run is open. A task that a later round lacks counts as not scored.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class _Tasks:
 
 
 class HeldOutRuns:
-    """Rounds of held-out runs, by the name of their key; what a round has so far does not outlive the process.
+    """Rounds of held-out runs, by the name of their key; an unfinished round is lost when the process ends.
 
     The threads of the server and of the worker call it.
     """
@@ -39,12 +39,12 @@ class HeldOutRuns:
         self._ended: list[Evaluation] = []
 
     def add(self, owner: str, task: str, step: int, reward: float, now_s: float) -> None:
-        """Takes a run.
+        """Adds a measured run to the round of its key.
 
         Args:
             owner: name of its key.
-            task: what was measured; of more than MAX_OUTCOMES tasks further ones are left out.
-            step: of the policy at its first call.
+            task: name of its task; the run is ignored if the task is new and MAX_OUTCOMES tasks are known.
+            step: policy step at its first call.
             reward: in [0, 1]; 1 is a success.
             now_s: wall clock.
         """

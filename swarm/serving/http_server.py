@@ -1,8 +1,8 @@
 """HTTP server: uvicorn in its own thread, beside a node's worker or alone.
 
-Invariant: a stopped server no longer listens, and its thread has ended. Connections without a request are bounded in
-number and time, a body that has not come whole included: a newcomer takes the place of the oldest connection of the
-subnet that holds most, so whoever sends requests is answered.
+Invariant: a stopped server no longer listens, and its thread has ended. Connections without a complete request are
+bounded in number and time: a new connection replaces the oldest one of the subnet that has the most, so that clients
+that send requests are answered.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from swarm.fairness import FairTable
 MAX_CONNECTIONS: Final = 1024
 MAX_SILENT: Final = 256  # connections without a request
 SILENT_PER_SUBNET: Final = 64
-HEAD_S: Final = 5.0  # for the head of a request, from the connection or the answer before
+HEAD_S: Final = 5.0  # for the head of a request, since the connection was opened or the previous answer ended
 BODY_S: Final = 30.0  # between two parts of a body
-MAX_SENDING: Final = 512  # connections whose body has not come whole: half of all
+MAX_SENDING: Final = 512  # connections whose body is incomplete: half of all
 _END_TIMEOUT_S: Final = 2  # for answers in progress
 
 
 class _BoundedProtocol(H11Protocol):
-    """A connection, which is among the silent ones of its server while it has no whole request."""
+    """A connection, listed in `silent` or `sending` of its server until its request is complete."""
 
     silent: ClassVar[FairTable[str, "_BoundedProtocol"]]  # of one server, by subnet
-    sending: ClassVar[FairTable[str, "_BoundedProtocol"]]  # whose body has not come whole
+    sending: ClassVar[FairTable[str, "_BoundedProtocol"]]  # whose body is incomplete
     _subnet = ""
     _table: "FairTable[str, _BoundedProtocol] | None" = None  # that it is in
     _end: asyncio.TimerHandle | None = None
@@ -54,7 +54,7 @@ class _BoundedProtocol(H11Protocol):
         self._leave()
 
     def _look(self) -> None:
-        """Joins the silent connections, or those whose body comes, or leaves both."""
+        """Moves this connection to `silent`, to `sending`, or out of both, by the state of its request."""
         cycle = cast("Any", self.cycle)  # None before the first request
         is_asked = cycle is not None and not cycle.response_complete
         is_whole = self.transport.is_closing() or (is_asked and not getattr(cycle, "more_body", False))
@@ -126,7 +126,7 @@ class HttpServer:
         return int(listener.getsockname()[1])
 
     def stop(self) -> None:
-        """Stops the server (blocking); answers in progress get 2 s to end."""
+        """Stops the server (blocking); answers in progress get _END_TIMEOUT_S to end."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join()

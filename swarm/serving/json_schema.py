@@ -1,4 +1,4 @@
-"""JSON schema check of decoded values: the keywords that structured outputs use, others are ignored.
+"""JSON schema check of decoded values, by the keywords that structured outputs use; other keywords are ignored.
 
 Invariant: hostile schemas and values cost bounded time: at most MAX_CHECKS comparisons, MAX_DEPTH levels deep.
 
@@ -27,7 +27,7 @@ class _TooMuch(Exception):
 
 
 def misfit(value: object, schema: Mapping[str, Any]) -> str:
-    """The first way in which a value is not of the schema, by its place; "" if it is."""
+    """Describes the first mismatch of a value with a schema, and its place; "" if the value fits."""
     try:
         return _Check(schema).misfit(value, schema, "$", 0)
     except _TooMuch:
@@ -110,7 +110,7 @@ class _Check:
         return ""
 
     def _at(self, reference: str) -> object:
-        """The schema that a reference inside of the document names; anything else fits everything."""
+        """The schema that a reference into this document names; None, which every value fits, for an unknown path."""
         found: Any = self._root
         parts = reference.removeprefix("#").split("/")[1:]
         self._num_left -= len(reference) // 16

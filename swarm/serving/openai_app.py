@@ -97,7 +97,7 @@ BODY_BYTES_PER_TOKEN: Final = 64
 RUN_BODY_BYTES: Final = 16 * 1024  # of the name, or the rewards, of a run
 MAX_OPEN: Final = 1024  # answers in progress
 DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI's
-DEFAULT_CHAT_TOKENS: Final = 1024  # room in the cache that an answer keeps; less if the context has less
+DEFAULT_CHAT_TOKENS: Final = 1024  # default bound of an answer's tokens; less if the context has less room
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,13 +107,13 @@ class ServedModel:
     name: str  # as clients call it
     completer: Completer
     tokenizer: Tokenizer
-    context_tokens: int  # most of a prompt and its answer
+    context_tokens: int  # bound of the tokens of a prompt and its answer together
     source: str = ""  # the initial model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiKey:
-    """A key of callers beside the main one."""
+    """An API key besides the main key."""
 
     key: str
     name: str
@@ -126,7 +126,7 @@ class Caller:
 
     owner: str  # name of the key; "" for the main one
     learns: bool
-    run: RunKey | None = None  # of a key of a single run
+    run: RunKey | None = None  # the run whose session key the caller sent, else None
     may_reward: bool = True
 
 
@@ -157,12 +157,12 @@ class OpenAiApp:
         keys: Sequence[ApiKey] = (),
         runs: AgentRuns | None = None,
     ) -> None:
-        """Takes the bearer tokens of which every request but /health must have one, and the runs of agents.
+        """Builds the routes; every request but /health must carry one of the keys as its bearer token.
 
         Args:
             model: the served model.
             key: the main key.
-            max_open: most answers in progress.
+            max_open: bound of the answers in progress.
             keys: further keys.
             runs: runs of agents; None: none are recorded.
         """
@@ -278,7 +278,7 @@ class OpenAiApp:
         return _Chat(messages, form, requests, (*asked.stops, *form.stops), run)
 
     async def _finish(self, chat: "_Chat", turn: ChatTurn, is_sent: bool = True) -> None:
-        """Records a turn, and remembers one that its client gets. Raises RequestRefused if its run is over."""
+        """Records a turn, and adds it to the memory if its client gets it. Raises RequestRefused if its run is over."""
         made = turn.answer.completion.token_ids
         if chat.run is not None and self._runs is not None and made:
             await self._runs.record(chat.run, recorded_call(turn.answer, chat.requests[0].sampling))
@@ -383,10 +383,10 @@ class OpenAiApp:
         return [whole_answer(self._model.completer, self._model.tokenizer, each, stops) for each in requests]
 
     async def _turn(self, chat: "_Chat", request: CompletionRequest) -> ChatTurn:
-        """The first answer of the form. Raises RequestRefused if none of the tries has it, and Unavailable.
+        """The first answer that has the form. Raises RequestRefused if no try has the form, and Unavailable.
 
-        A run records this answer alone, or the last try. With the run's reward on the tries before it, a policy learned
-        to fail first: sampled success rose from .53 to .75 while greedy answers fell from .61 to 0 (docs/agents.md).
+        A run records this answer alone, or the last try. When earlier tries shared the reward, a policy learned to fail
+        first: sampled success rose from .53 to .75 while greedy answers fell from .61 to 0 (docs/agents.md).
         """
         last, problem = request.seed + (MAX_TRIES - 1 if request.sampling.temperature else 0), ""
         for seed in range(request.seed, last + 1):
@@ -490,7 +490,7 @@ class OpenAiApp:
     ) -> AsyncGenerator[tuple[int, AnswerPiece | Answer]]:
         """Yields the pieces and answers of all requests as they come, each with the index of its request.
 
-        `chat`: whose turns are finished before they are yielded.
+        `chat`: chat whose answers are recorded (`_finish`) before they are yielded.
         """
         news: asyncio.Queue[tuple[int, AnswerPiece | Answer | BaseException]] = asyncio.Queue()
 
@@ -550,7 +550,7 @@ class OpenAiApp:
         return JSONResponse(await runs.reward(self._named_run(request, caller), asked.named))
 
     async def _run_of(self, request: Request) -> RunRow | None:
-        """The run that a call belongs to, by its key or by X-Episode; None if it is recorded nowhere."""
+        """The run that a call belongs to, by its key or by X-Episode; None if the call belongs to no run."""
         name, task = request.headers.get("x-episode", ""), request.headers.get("x-task", "")
         caller: Caller = request.state.caller
         if caller.run is None and not name:
@@ -566,7 +566,7 @@ class OpenAiApp:
         return await runs.begin_call(caller.run or RunKey(caller.owner, name), task)
 
     def _as_recorded(self, asked: ChatRequest, most: int | None) -> tuple[ChatRequest, int]:
-        """A request as it is answered within a run, and its most tokens: within the rules of what is learned from."""
+        """Applies the rules of runs to a request; returns the request and the bound of its new tokens."""
         assert self._runs is not None, "a call is of a run"
         rules = self._runs.rules
         if asked.n > 1:
@@ -585,14 +585,14 @@ class OpenAiApp:
         return caller, self._runs
 
     def _named_run(self, request: Request, caller: Caller) -> RunKey:
-        """The run in the address: of the caller's key, and no other than its own. Raises RequestRefused."""
+        """The run in the address. Raises RequestRefused if the caller's session key is of another run."""
         run = RunKey(caller.owner, request.path_params["id"])
         if not re.fullmatch(RUN_NAME, run.name) or caller.run not in (None, run):
             raise RequestRefused(f"no run {run.name[:80]!r} of this key", "id", 404)
         return run
 
     def _caller(self, given: str) -> Caller | None:
-        """The caller with this bearer token; None if it is no key."""
+        """The caller with this bearer token; None if the token is no key."""
         found = [caller for key, caller in self._callers if hmac.compare_digest(given.encode(), key)]
         if found or self._runs is None or (session := self._runs.of_session(given)) is None:
             return found[0] if found else None
@@ -664,7 +664,7 @@ class OpenAiApp:
 
     @contextmanager
     def _open(self, count: int) -> Generator[None]:
-        """Counts answers as in progress during the block. Raises RequestRefused if there would be too many."""
+        """Counts answers as in progress during the block. Raises RequestRefused if they exceed `max_open`."""
         self._require_room(count)
         self._num_open += count
         try:

@@ -1,6 +1,6 @@
 """Replies to OpenAI's clients, with the token fields of vLLM.
 
-Every reply names its policy version: `system_fingerprint` is the newest one, and `policy_versions` of a choice lists
+Every reply names its policy version: `system_fingerprint` is the newest version; `policy_versions` of a choice lists
 each version with its first token, in case weights changed during the answer.
 """
 
@@ -128,7 +128,7 @@ def text_logprobs(tokenizer: Tokenizer, piece: AnswerPiece, num_top: int, offset
 
 
 def usage(answers: Sequence[Answer], num_prompts: int) -> JsonDict:
-    """Numbers of tokens of answers, which are equally many for each prompt, in order; each prompt counts once."""
+    """Token counts of answers, given prompt by prompt and equally many for each; each prompt counts once."""
     each = max(1, len(answers) // max(1, num_prompts))
     read = sum(len(answer.prompt_ids) for answer in answers[::each])
     made = sum(len(answer.completion.token_ids) for answer in answers)
@@ -136,7 +136,7 @@ def usage(answers: Sequence[Answer], num_prompts: int) -> JsonDict:
 
 
 def prompt_scores(token_ids: Sequence[int], scores: Sequence[float]) -> list[JsonDict | None]:
-    """`prompt_logprobs` of a choice: None for the first token, then the log-prob of each."""
+    """`prompt_logprobs` of a choice: None for the first token, then the log-prob of each later token."""
     scored = zip(token_ids[1:], scores[1:], strict=True)
     return [None, *({str(token): {"logprob": float(score), "rank": None}} for token, score in scored)]
 

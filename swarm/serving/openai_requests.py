@@ -1,6 +1,6 @@
 """Requests of OpenAI's clients, with the token fields of vLLM: fields, bounds and refusals.
 
-Invariant: a known field that would change the samples is honoured or refused by name; all others are ignored.
+Invariant: a field of _NEUTRAL is refused by name if its value would change the samples; undeclared fields are ignored.
 
 Sources: OpenAI API reference (chat completions, completions); vLLM `entrypoints/openai/*/protocol.py` (token prompts,
 return_token_ids, prompt_logprobs, stop_token_ids) and `/inference/v1/generate`.
@@ -148,7 +148,7 @@ class FunctionFields(_Fields):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The function as the model is shown it."""
+        """The fields of the function that the model is shown."""
         fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -212,7 +212,7 @@ class ChatMessage(_Fields):
 
     @property
     def message(self) -> Message:
-        """This message as a `swarm.episode.Message`, its role developer as system."""
+        """This message as a `swarm.episode.Message`; the role developer becomes system."""
         given = self.content or ""
         text = given if isinstance(given, str) else "".join(part.text for part in given)
         return Message(role="system" if self.role == "developer" else self.role, content=text)
@@ -261,7 +261,7 @@ class RewardFields(_Fields):
 
     @property
     def named(self) -> dict[str, float]:
-        """The rewards by name. Raises RequestRefused if there is none, or `outcome` is outside of [0, 1]."""
+        """The rewards by name. Raises RequestRefused unless one field is given, its `outcome` or mean in [0, 1]."""
         if (self.reward is None) == (self.rewards is None):
             raise RequestRefused("reward: give `reward`, a number in [0, 1], or `rewards` by name", "reward")
         found = {OUTCOME: self.reward} if self.reward is not None else dict(self.rewards or {})

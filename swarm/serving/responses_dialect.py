@@ -1,7 +1,7 @@
-"""OpenAI's Responses dialect over chat completions: as far as agents need it, with the whole input in each request.
+"""OpenAI's Responses dialect over chat completions: the part that agents need, with the whole input in each request.
 
-Invariant: nothing is kept between requests; an item that would be (`previous_response_id`, a reference, a tool that the
-server runs) is refused by name. Adjacent items of the assistant are one turn of the model, as they were sampled.
+Invariant: nothing is kept between requests; fields that need kept state (`previous_response_id`), references and tools
+that the server runs are refused by name. Adjacent items of the assistant are one turn of the model, as sampled.
 
 Source: OpenAI API reference (responses, streaming events).
 """
@@ -45,7 +45,7 @@ class ResponsesRequest(BaseModel):
 
 
 def to_chat(asked: ResponsesRequest) -> ChatRequest:
-    """The same request as a chat completion. Raises RequestRefused for what has no counterpart there."""
+    """Converts a request to a chat completion. Raises RequestRefused for an unsupported field, item or tool."""
     extra = asked.model_extra or {}
     for name in _KEPT_NOWHERE:
         if extra.get(name):
@@ -68,7 +68,7 @@ def to_chat(asked: ResponsesRequest) -> ChatRequest:
 
 
 def response_body(asked: ResponsesRequest, turn: ChatTurn, head: JsonDict) -> JsonDict:
-    """The reply with a whole turn; `head` as of `response_head`."""
+    """The reply with a whole turn; `head` is from `response_head`."""
     is_cut = turn.answer.completion.finish is FinishReason.LENGTH
     counts = usage([turn.answer], 1)
     return head | {
@@ -86,7 +86,7 @@ def response_body(asked: ResponsesRequest, turn: ChatTurn, head: JsonDict) -> Js
 
 
 def response_head(asked: ResponsesRequest, model: str) -> JsonDict:
-    """A response of which nothing is made yet."""
+    """The body of a response before any output."""
     extra = asked.model_extra or {}
     return {
         "id": f"resp_{secrets.token_hex(12)}",
@@ -109,7 +109,7 @@ def response_head(asked: ResponsesRequest, model: str) -> JsonDict:
 
 
 def stream_events(head: JsonDict, body: JsonDict | None) -> Iterator[JsonDict]:
-    """The events of a streamed response, numbered later: with None the opening, with its body the rest."""
+    """Yields the events of a streamed response, without numbers: the first two if `body` is None, else the others."""
     if body is None:
         yield {"type": "response.created", "response": head}
         yield {"type": "response.in_progress", "response": head}
@@ -167,7 +167,7 @@ def _tool(tool: Mapping[str, Any], place: int) -> JsonDict:
 
 
 def _messages(given: str | Sequence[Mapping[str, Any]]) -> list[JsonDict]:
-    """Messages of the items; adjacent ones of the assistant, text and calls, are one."""
+    """Messages of the items; adjacent items of the assistant, text and calls, become one message."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[JsonDict] = []

@@ -1,10 +1,10 @@
 """Runs of agents as rollout groups: the calls of a run become the turns of one episode, token by token.
 
 A call that goes on where an earlier one ended is the next turn of its conversation; any other call (a sub-agent, a
-retry, a compacted context) opens a conversation of its own. The group's prompt is what the first calls of all runs have
-in common; the rest of each stands before the first turn, as an observation.
+retry, a compacted context) opens a conversation of its own. The group's prompt is the common beginning of the first
+prompts of all runs; the rest of each first prompt stands before the run's first turn, as an observation.
 
-Invariant: a trained token is one that was sampled, after the very tokens that it was sampled after.
+Invariant: every trained token was sampled, and follows exactly the tokens that it was sampled from.
 Shape letters: P prompt tokens, T tokens of an answer.
 """
 
@@ -52,13 +52,13 @@ class _Turn:
 
 
 def run_worth(rewards: Mapping[str, float]) -> float:
-    """Reward of a run by its named ones, in [0, 1]: `outcome`, or without that name the mean of all."""
+    """Reward of a run from its named rewards, clipped to [0, 1]: `outcome`, or without that name the mean of all."""
     value = rewards.get(OUTCOME, sum(rewards.values()) / max(1, len(rewards)))
     return min(1.0, max(0.0, value))
 
 
 def recorded_call(answer: Answer, sampling: Sampling) -> RecordedCall:
-    """An answer, drawn with `sampling`, as it is kept."""
+    """Converts an answer, drawn with `sampling`, to a `RecordedCall`."""
     made = answer.completion
     return RecordedCall(
         prompt_ids=np.asarray(answer.prompt_ids, np.int32),
@@ -88,7 +88,7 @@ def why_not_learned(calls: Sequence[RecordedCall], max_episode_tokens: int) -> s
 
 
 def oldest_step(calls: Sequence[RecordedCall]) -> int:
-    """Step of the version that made the oldest token."""
+    """Lowest step among the versions that made the tokens of these calls."""
     return min(span.version.step for each in calls for span in each.spans)
 
 
@@ -103,7 +103,7 @@ def group_of(
     compute_dtype: str,
     max_new_tokens: int,
 ) -> tuple[RolloutGroup, list[EpisodeOutcome]]:
-    """The group of the runs of one task, and their outcomes: a pure function, so that a group made again is the same.
+    """Builds the group of one task's runs, and their outcomes; equal arguments give equal groups.
 
     Args:
         runs: at least one, of one policy; their first prompts have the first token in common.
@@ -137,7 +137,7 @@ def group_of(
 
 
 def _turns(calls: Sequence[RecordedCall], num_shared: int) -> list[_Turn]:
-    """The calls as turns of conversations; the first prompt loses its `num_shared` tokens, which are the group's."""
+    """The calls as turns of conversations; the first prompt loses its first `num_shared` tokens, the group's prompt."""
     conversations: list[list[int]] = []
     turns: list[_Turn] = []
     for call in calls:

@@ -1,7 +1,7 @@
 """Runs of agents on the disk: their calls as sampled, their rewards, and the groups that they join.
 
-Invariant: what a method wrote outlives a kill of the process once the method returns, and each method is one
-transaction. A run has one reward, joins one group, and keeps its calls until that group is handed over. All methods
+Invariant: data that a method wrote survives a kill of the process once the method returns, and each method is one
+transaction. A run is rewarded once, joins one group, and keeps its calls until that group is handed over. All methods
 block, and may be called from any thread.
 """
 
@@ -23,8 +23,8 @@ from swarm.serving.run_groups import RecordedCall, RecordedRun
 from swarm.sqlite_file import is_damage, is_full, move_aside
 from swarm.types import FinishReason, PolicyVersion, Sampling, VersionSpan
 
-MAX_REASONS: Final = 16  # that an overview names
-KEPT_RUNS: Final = 10_000  # of each key whose runs are over; older ones are forgotten
+MAX_REASONS: Final = 16  # listed by `overview`
+KEPT_RUNS: Final = 10_000  # finished runs of each key; older ones are deleted
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS runs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -60,7 +60,7 @@ CREATE TABLE IF NOT EXISTS groups (
 
 
 class RunState(StrEnum):
-    """State of a run, as its owner is shown it."""
+    """State of a run, as its owner sees it."""
 
     OPEN = "open"  # it waits for calls and for its reward
     WAITING = "waiting"  # it has its reward, and waits for other runs of its task
@@ -105,7 +105,7 @@ class RunStore:
     """Runs of agents in one SQLite file; a damaged file is moved aside, and a new one begun."""
 
     def __init__(self, path: Path, now_s: float) -> None:
-        """Opens or creates the file. Raises StorageFull if the disk has no room."""
+        """Opens or creates the file. Raises sqlite3.Error if that fails."""
         self._lock = threading.RLock()
         self.moved_aside: Path | None = None
         try:
@@ -129,7 +129,7 @@ class RunStore:
     def open_run(
         self, owner: str, name: str, task: str, secret: bytes, now_s: float, state: RunState = RunState.OPEN
     ) -> tuple[bool, list[bytes]]:
-        """Begins a run: (False if it existed already, digests of keys of runs that were forgotten for it)."""
+        """Begins a run; returns (False if it exists already, key digests of the runs deleted beyond KEPT_RUNS)."""
         with self._changing():
             over = (owner, RunState.LEARNED, RunState.REFUSED, RunState.MEASURED, KEPT_RUNS)
             chosen = "FROM runs WHERE owner = ? AND state IN (?, ?, ?) ORDER BY number DESC LIMIT -1 OFFSET ?"
@@ -142,7 +142,7 @@ class RunStore:
         return num_new > 0, forgotten
 
     def find(self, owner: str, name: str) -> RunRow | None:
-        """The run of a key by its name."""
+        """The run of a key with this name, or None."""
         rows = self._rows(f"SELECT {_COLUMNS} FROM runs WHERE owner = ? AND name = ?", (owner, name))
         return _row(rows[0]) if rows else None
 
@@ -195,7 +195,7 @@ class RunStore:
         )
 
     def reward(self, row: RunRow, rewards: Mapping[str, float], oldest_step: int, note: str, now_s: float) -> bool:
-        """Gives an open run its reward: it waits for its group, or with a note is over.
+        """Gives an open run its reward; the run then waits for its group, or is refused if there is a note.
 
         Returns:
             False if the run was over already, or got another call since `row` was read: nothing changed then.
@@ -213,7 +213,7 @@ class RunStore:
         return bool(changed)
 
     def count_held_out(self, run: int, step: int, now_s: float) -> bool:
-        """Counts a call of an open held-out run, the first of which is of the step measured; False if it is over."""
+        """Counts a call of an open held-out run, and keeps the first call's step; False if the run is over."""
         statement = (
             "UPDATE runs SET oldest_step = CASE num_calls WHEN 0 THEN ? ELSE oldest_step END, "
             "num_calls = num_calls + 1, used_s = ? WHERE number = ? AND state = ?"
@@ -242,7 +242,7 @@ class RunStore:
         return found
 
     def close_group(self, runs: Sequence[int], task: str, compute_dtype: str, now_s: float) -> None:
-        """Makes a group of runs that wait; without effect if one of them does not wait any more."""
+        """Makes a group of waiting runs; does nothing if any of these runs no longer waits."""
         with self._changing():
             marks = ", ".join("?" * len(runs))
             query = f"SELECT COUNT(*) FROM runs WHERE state = ? AND number IN ({marks})"
@@ -258,7 +258,7 @@ class RunStore:
                 )
 
     def refuse(self, runs: Sequence[int], state: RunState, note: str) -> None:
-        """Ends those of the runs that are in this state, not to be learned from, and drops their calls."""
+        """Refuses the given runs that are in this state, and drops their calls."""
         with self._changing():
             for run in runs:
                 values = (RunState.REFUSED, note, run, state)

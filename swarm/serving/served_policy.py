@@ -87,10 +87,10 @@ def needs_packages() -> Generator[None]:
 
 
 def read_or_make_key(directory: Path, name: str = "") -> str:
-    """The key in a node's directory, or a further one; the first call makes it, in a file that only its owner can read.
+    """Reads the main key of a node, or the key `name`; the first call makes it, in a file that only its owner can read.
 
     Raises:
-        ConfigError: the file has fewer than 16 characters, or others than ASCII.
+        ConfigError: the file has fewer than 16 characters, or a character that is not ASCII.
         OSError: the file cannot be made or read.
     """
     path = directory / (f"api-{name}.key" if name else KEY_FILE)

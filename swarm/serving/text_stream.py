@@ -29,7 +29,7 @@ class TextStream:
         self._text = ""  # of all tokens whose text is known
         self._num_shown = 0  # characters
         self.num_tokens = 0  # up to the one that completed a stop string
-        self.stopped_by = ""  # the stop string that came
+        self.stopped_by = ""  # the stop string that ended the text
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Reads tokens, up to the one that completes a stop string, and returns the new text that is safe to show."""
@@ -51,7 +51,7 @@ class TextStream:
 
     @property
     def is_stopped(self) -> bool:
-        """True once a stop string came."""
+        """True once a stop string has ended the text."""
         return bool(self.stopped_by)
 
     @property

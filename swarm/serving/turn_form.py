@@ -1,9 +1,9 @@
 """Form of a chat answer: tools that it may call, and JSON mode, shown to the model in words and read from its text.
 
-A model calls a tool in the text of its turn, in the syntax of `swarm.environments.tool_calls`. What a model cannot be
-made to write (a call, JSON) is asked for again, up to MAX_TRIES times.
+A model calls a tool in the text of its turn, in the syntax of `swarm.environments.tool_calls`. An answer without the
+form (a call, JSON) is sampled again, up to MAX_TRIES answers in all.
 
-Invariant: the text of a turn that its client sends back, calls as fields or as text, is that of the turn it was given.
+Invariant: a turn that a client sends back, its calls as fields or as text, has the text of the turn that was sent.
 
 Sources: OpenAI API reference (function calling, structured outputs); the words of Qwen 2.5's chat template for tools.
 """
@@ -19,7 +19,7 @@ from swarm.serving.answers import Answer
 from swarm.serving.json_schema import misfit
 from swarm.serving.openai_requests import ChatMessage, ChatRequest, NamedChoice, RequestRefused
 
-MAX_TRIES: Final = 4  # answers to one request, if none has the form that it asks for
+MAX_TRIES: Final = 4  # answers sampled for one request, if none has the form that it asks for
 _TOOLS: Final = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -39,7 +39,7 @@ _SCHEMA: Final = "Answer with one JSON value of this JSON schema and nothing els
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatTurn:
-    """An answer as its client gets it."""
+    """An answer in the form that its client gets."""
 
     answer: Answer  # as it was sampled
     content: str  # without the calls
@@ -47,7 +47,7 @@ class ChatTurn:
 
     @property
     def text(self) -> str:
-        """Content and calls, as `assistant_text` makes them of what the client sends back."""
+        """Content and calls as one text, equal to `assistant_text` of the turn that the client sends back."""
         return assistant_text(self.content, [(call.name, dict(call.arguments)) for call in self.calls])
 
 
@@ -59,7 +59,7 @@ class TurnForm:
     needs_call: bool = False
     is_json: bool = False
     schema: Mapping[str, Any] | None = None  # of the JSON
-    system: str = ""  # what the model is shown of all this
+    system: str = ""  # instructions that the model is shown
     prefill: str = ""  # beginning of the turn, which the model continues
     stops: tuple[str, ...] = ()  # strings that end the answer besides those of the request
 
@@ -69,7 +69,7 @@ class TurnForm:
         return not self.tools and not self.is_json
 
     def shown(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The conversation with the words for the model in its system message."""
+        """The conversation, with the instructions added to its system message."""
         if not self.system:
             return tuple(messages)
         if messages[0].role != "system":
@@ -81,7 +81,7 @@ class TurnForm:
         if answer.stop in self.stops:
             answer = replace(answer, text=answer.text + answer.stop, stop="")
         text = self.prefill + answer.text
-        is_open = bool(self.prefill) and CLOSING not in text  # it ended behind the object of the call begun for it
+        is_open = bool(self.prefill) and CLOSING not in text  # it ended after the object of the prefilled call
         calls = parse_action(text + CLOSING * is_open).calls if self.tools else ()
         if not calls or any(call.name not in self.tools for call in calls):
             return ChatTurn(answer=answer, content=text, calls=())
@@ -89,7 +89,7 @@ class TurnForm:
         return ChatTurn(answer=answer, content=before.strip() if opening else "", calls=calls)
 
     def problem(self, turn: ChatTurn) -> str:
-        """Reason for which a turn lacks the form; "" if it has it."""
+        """Reason why a turn lacks the form; "" if the turn has the form."""
         if self.needs_call and not turn.calls:
             return "it calls no tool"
         if not self.is_json or turn.calls:
@@ -104,7 +104,7 @@ class TurnForm:
 
 
 def form_of(asked: ChatRequest) -> TurnForm:
-    """The form that a request asks for. Raises RequestRefused for a choice among tools that are not there."""
+    """The form that a request asks for. Raises RequestRefused for a `tool_choice` without its tool, or equal names."""
     words: list[str] = []
     form = TurnForm()
     choice = asked.tool_choice or "auto"
@@ -140,7 +140,7 @@ def messages_of(chat: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """The conversation to answer, calls written into the text of their turns.
 
     Raises:
-        RequestRefused: the assistant has the last word, a call has no result, or a result no call.
+        RequestRefused: the last message is the assistant's, a call lacks its result, or a result lacks its call.
     """
     if chat[-1].role == "assistant":
         raise RequestRefused("messages: the last one is the assistant's; an answer is not continued", "messages")

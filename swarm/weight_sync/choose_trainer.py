@@ -46,7 +46,7 @@ class TrainerChoice:
         self.candidates: tuple[NodeId, ...] = ()  # several publishing trainers, none of which is chosen
 
     def observe(self, adverts: Sequence[Advert]) -> None:
-        """Records the trainers among these adverts; each counts until its advert expires, even if later absent."""
+        """Records the trainers in these adverts; each counts until its advert expires, even if later calls omit it."""
         for advert in adverts:
             if Role.TRAINER in advert.roles and advert.node_id != self.node_id:
                 table = self._until_s if advert.head.digest else self._weightless_until_s

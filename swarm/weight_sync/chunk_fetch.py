@@ -1,7 +1,8 @@
 """Fetching chunks of weights: the choice of a source by its measured rate, hedged by the trainer itself (the origin).
 
-Invariant: every table is bounded. A source that forges or keeps failing is banned for a while. A source of unknown rate
-gets one chunk at a time, and ranks behind an idle origin of known rate. A failing origin stays connected.
+Invariant: every table is bounded. A source is banned for BANNED_S after a forgery, for RESTING_S after MAX_FAILURES.
+A source of unknown rate gets one chunk at a time and ranks below an idle origin of known rate. A failing origin stays
+connected.
 """
 
 import asyncio
@@ -26,10 +27,10 @@ logger = logging.getLogger(__name__)
 BANNED_S: Final = 1800.0  # after something forged
 RESTING_S: Final = 120.0  # after MAX_FAILURES in a row
 MAX_FAILURES: Final = 3
-TIMEOUT_S: Final = 30.0  # of a chunk, from a source that did not fail
+TIMEOUT_S: Final = 30.0  # for a chunk from a source without failures
 HEDGE_S: Final = 3.0  # after which the origin is asked too
 MAX_PER_SOURCE: Final = 3  # concurrent chunks of one source
-ORIGIN_SHARE: Final = 0.5  # a source half as fast as the origin is preferred: the origin serves everybody
+ORIGIN_SHARE: Final = 0.5  # a source over half as fast as the origin is preferred: the origin serves everybody
 MAX_SCORES: Final = 256
 RETRY_S: Final = 1.0  # between two attempts at the origin
 STORAGE_RETRY_S: Final = 5.0  # between two attempts on a full disk
@@ -48,7 +49,7 @@ class Outcome(StrEnum):
     LACKED = "lacked"  # the source does not hold it
     FAILED = "failed"  # nothing complete came in time
     FORGED = "forged"  # another content came
-    CANCELLED = "cancelled"  # no longer wanted, or not storable: nothing against the source
+    CANCELLED = "cancelled"  # no longer wanted, or not storable: does not count against the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +174,11 @@ class ChunkSources:
         return any(self.can_have(peer, digest) for peer in self._connections)
 
     def timeout_s(self, peer: NodeId) -> float:
-        """Time limit of a request to a source: doubled by each failure, halved again by timely chunks."""
+        """TIMEOUT_S, doubled by each failure (at most times _LONGEST_PATIENCE), halved again by each timely chunk."""
         return TIMEOUT_S * self._score(peer).patience
 
     def hedge_after_s(self, origin: NodeId) -> float:
-        """Seconds until the origin is asked too: three times its own time for a chunk, within HEDGE_S and TIMEOUT_S."""
+        """Seconds until the origin is asked too: three times its time per chunk, between HEDGE_S and TIMEOUT_S."""
         rate = self._score(origin).bytes_per_s.value
         return HEDGE_S if not rate else min(max(HEDGE_S, 3 * CHUNK_BYTES / rate), TIMEOUT_S)
 
@@ -225,7 +226,7 @@ class ChunkSources:
         self._add_failure(peer, self._score(peer))
 
     def record_forgery(self, peer: NodeId) -> None:
-        """Bans a source that sent a wrong manifest or nothing useful."""
+        """Bans a source for BANNED_S, since it sent a wrong manifest or nothing useful."""
         self._score(peer).num_failures += 1
         self._ban(peer, BANNED_S)
 
@@ -292,7 +293,7 @@ class ChunkFetcher:
         return digest not in self._in_flight and self.sources.can_have(peer, digest)
 
     async def _fetch(self, digest: Digest, peer: NodeId) -> None:
-        """Fetches a chunk from a source and, if that takes long, also from the origin; the first valid answer wins."""
+        """Fetches a chunk from a source, after `hedge_after_s` also from the origin; the first valid answer wins."""
         origin = self.origin()
         self._in_flight.add(digest)
         pending = [self._ask(peer, digest)]
@@ -353,7 +354,7 @@ class ChunkFetcher:
             await self._cancel_late(pending)
 
     async def _cancel_late(self, pending: list[_Pending]) -> None:
-        """Cancels slower requests; each counts as a failure of its source, except for the origin, which only helped."""
+        """Cancels slower requests; each counts as a failure of its source, unless that source is the origin."""
         while pending:
             late = pending.pop()
             late.answer.cancel()

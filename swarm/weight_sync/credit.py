@@ -19,8 +19,8 @@ credit and deliver nothing would stop every step until their grants expire, agai
 an ended stream hold no room; their groups are still taken until they are too old. Trials rotate, so free identities
 cannot starve proven ones.
 
-A newcomer here is also a generator whose newest group lacks log-probs, in every kind of run: draws have as little room
-for its groups as for those of a newcomer.
+A generator whose newest group lacks log-probs counts as a newcomer, too, in every kind of run: draws have as little
+room for its groups as for those of a newcomer.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -52,9 +52,9 @@ class GeneratorRecord:
     late_s: deque[float] = field(default_factory=deque[float])  # of ended grants whose groups may still arrive
     left_s: deque[float] = field(default_factory=deque[float])  # grants of ended streams without a group yet
     delivery_s: float | None = None  # longest recent time from a grant to its group; None before the first
-    too_many: float = 0.0  # recent groups of the capacity too many for its own to be drawn in time
+    too_many: float = 0.0  # groups by which the capacity was lately too large for its groups to be drawn in time
     num_to_prove: int = 0  # groups in a row that have to come in time before its grants hold room again
-    lacks_logprobs: bool = False  # its newest admitted group
+    lacks_logprobs: bool = False  # True if its newest admitted group has none
 
     @property
     def is_proven(self) -> bool:
@@ -70,12 +70,12 @@ class CreditLine:
     window: int  # groups that it wants outstanding
     record: GeneratorRecord
     opened_at_s: float  # wall clock
-    party: str  # like the next, as of its newest group or the opening
+    party: str  # this and `is_newcomer`: as of its newest group, or of the opening
     is_newcomer: bool
     num_granted: int = 0  # groups since the stream was opened
     num_expired: int = 0
     outstanding_s: deque[float] = field(default_factory=deque[float])  # monotonic times of open grants, oldest first
-    is_trial: bool = False  # the open grant is one
+    is_trial: bool = False  # the open grant is a trial
     is_late: bool = False  # as of the last call of `expire`
     is_closed: bool = False  # the stream ended, or the peer opened a newer one
 
@@ -114,8 +114,8 @@ class CreditLedger:
     """Credit that a trainer granted, by generator.
 
     Except in rounds, the next grant goes to the party with the fewest groups outstanding or undrawn, and within it to
-    the generator with the fewest. So a slow generator holds at most an equal share, a fast one is served as it
-    delivers, and neither a flood nor many keys make a main source.
+    the generator with the fewest. So a slow generator holds at most an equal share, a fast one gets credit as it
+    delivers, and neither a flood of groups nor many identities make a peer the main source.
 
     Example:
         line = ledger.open(peer, window=8)
@@ -126,16 +126,16 @@ class CreditLedger:
 
     _clock: Clock  # monotonic and wall
     _max_age_s: float  # `replay.max_age_s`, the life of a group
-    # Bound of the outstanding groups of one generator, and of its late groups that are still taken (of expired grants,
-    # and of grants before it or this node restarted); above a trial.
+    # Bound of the outstanding groups of one generator, and of its late groups that are still taken: those of expired
+    # grants, and of grants from before the generator or this node restarted. At least 2, more than a trial.
     max_window: int
     # Equal shares of the free capacity for all at once, whatever their window (`replay.barrier`): a round waits for
     # everybody, also for generators that deliver nothing.
     in_rounds: bool = False
     num_waiting: Callable[[NodeId], int] = lambda _: 0  # undrawn groups of a generator
     parties: Parties = field(default_factory=Parties)  # by default all are established, each its own party
-    # Bound of the groups that are withheld because others were too old: the rest has to make a draw, else nobody
-    # delivers and nothing is ever given back.
+    # Bound of the groups that are withheld because others were too old: the remaining credit must suffice for a draw,
+    # else nobody delivers and withheld credit never returns.
     most_taken_off: Callable[[], int] = int
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class CreditLedger:
         self._lines: OrderedDict[NodeId, CreditLine] = OrderedDict()  # open streams, least recently served first
 
     def open(self, peer: NodeId, window: int) -> CreditLine:
-        """Opens the credit of a stream and closes the peer's older one; a window of 0 gets no credit, closes none."""
+        """Opens the credit of a stream and closes the peer's older one; a window of 0 does neither."""
         record = self._record_of(peer) if window > 0 else GeneratorRecord()
         parties = self.parties
         line = CreditLine(
@@ -166,7 +166,7 @@ class CreditLedger:
         return line
 
     def close(self, line: CreditLine) -> None:
-        """Ends the credit of a stream: its outstanding grants hold no room any more, and their groups are late."""
+        """Ends the credit of a stream: its outstanding grants no longer hold room, and their groups count as late."""
         line.is_closed = True
         if self._lines.get(line.peer) is line:
             del self._lines[line.peer]
@@ -195,9 +195,9 @@ class CreditLedger:
 
     @property
     def num_taken_off(self) -> int:
-        """Groups of the capacity that are withheld: those too many for the median party, at most `most_taken_off()`.
+        """Groups withheld from the capacity: `too_many` of the median party, at most `most_taken_off()`.
 
-        Groups of long episodes would otherwise be too old after the steps made during them.
+        Otherwise groups of long episodes would be too old, after the steps made during those episodes.
         """
         of_party: dict[str, float] = {}
         for line in self._lines.values():
@@ -213,15 +213,15 @@ class CreditLedger:
     def _wanting(self, lines: list[CreditLine], capacity: int) -> list[CreditLine]:
         """Lines that may get one more grant.
 
-        A line that has to prove itself again waits until the grants of all lines, trials and late ones left out, leave
-        room; other lines ignore its grants.
+        A line that has to prove itself again gets a grant only where the open grants of all lines, except trials and
+        late lines, leave room; other lines ignore its grants.
         """
         num_holding = self.num_outstanding
         num_all = sum(line.num_outstanding for line in self._lines.values() if not (line.is_trial or line.is_late))
         return [line for line in lines if line.wants_more and (num_holding if line.holds_room else num_all) < capacity]
 
     def _next_of(self, lines: list[CreditLine]) -> CreditLine:
-        """Of these lines the one with the fewest groups, in the party with the fewest groups."""
+        """The line with the fewest groups in the party with the fewest groups."""
         loads = Counter[str]()
         for line in self._lines.values():
             loads[line.party] += self._load(line)
@@ -306,7 +306,7 @@ class CreditLedger:
         record.max_outstanding = min(2 * record.max_outstanding, self.max_window) if is_proof else 1
 
     def record_logprobs(self, producer: NodeId, has_logprobs: bool) -> None:
-        """Records that an admitted group of the own lineage has log-probs, or lacks them; before its delivery."""
+        """Records the presence of log-probs in an admitted group of our lineage; called before `record_delivery`."""
         self._record_of(producer).lacks_logprobs = not has_logprobs
 
     def predates_stream(self, producer: NodeId, created_at_s: float) -> bool:
@@ -315,7 +315,7 @@ class CreditLedger:
         return line is not None and created_at_s < line.opened_at_s
 
     def expire(self) -> bool:
-        """Ends overdue grants and marks late generators; True if there were new ones, which may free room."""
+        """Ends overdue grants and marks late generators; True if a grant ended or a generator became late."""
         now_s, num_expired = self._clock.monotonic_s(), 0
         trial_s = self._trial_s if any(line.awaits_trial for line in self._lines.values()) else self._expiry_s
         for line in list(self._lines.values()):
@@ -341,10 +341,10 @@ class CreditLedger:
 
     @property
     def patience_s(self) -> float:
-        """Seconds after which a grant is late: LATE x the median party's delivery time, at most until it expires.
+        """Seconds after which a grant is late: LATE x the median party's delivery time, at most a grant's lifetime.
 
-        In rounds, and before the first delivery, the time until it expires. A minority of the parties cannot raise the
-        value beyond the delivery times of the others.
+        In rounds, and before the first delivery, a grant's lifetime. A minority of the parties cannot raise the median
+        beyond the delivery times of the others.
         """
         fastest: dict[str, float] = {}
         for line in self._lines.values():
@@ -402,8 +402,8 @@ class CreditLedger:
 class CreditBalance:
     """A generator's credit: groups granted on the trainer's stream, less the groups made and stored since.
 
-    A group that cannot be scored or stored is never sent and uses no credit. Neither does a group made before the
-    stream's first message, up to one batch of them: if it arrives too old, the trainer settles no grant with it, and
+    A group that cannot be scored or stored is never sent and uses no credit. At most `batch` groups made before the
+    stream's first message use no credit, either: the trainer settles no grant with a group that arrives too old, and
     would wait for a group that is never started.
     """
 

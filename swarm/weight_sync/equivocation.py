@@ -39,7 +39,7 @@ class EquivocationProof:
 
 
 class EquivocationWitness:
-    """The first manifest seen of each branch and step of one lineage; over the bounds the oldest are dropped."""
+    """The first manifest of each branch and step of a lineage; beyond MAX_WITNESSED or its bytes, the oldest go."""
 
     def __init__(self) -> None:
         self._seen = BoundedTable[tuple[int, int], tuple[Manifest, SealedManifest]](MAX_WITNESSED)  # by branch and step
@@ -60,7 +60,7 @@ class EquivocationWitness:
         return proof_of(seen, (manifest, sealed))
 
     def contradicts(self, step: int, digest: bytes) -> bool:
-        """True if `digest` differs from all weights seen at that step: a hint, no proof. False if none were seen."""
+        """True if `digest` differs from all weights seen at that step: a hint, no proof. False if none was seen."""
         seen = [manifest.version.digest for (_, at), (manifest, _) in self._seen.items() if at == step]
         return bool(digest) and bool(seen) and digest not in seen
 

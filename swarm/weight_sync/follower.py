@@ -135,7 +135,7 @@ class WeightFollower:
                 self.on_head(advert.head)
 
     def on_head(self, head: PolicyVersion) -> None:
-        """Records an unproven claim of a newer step of the trainer, which is enough to reconnect at once."""
+        """Records a newer step claimed for the trainer; the claim, though unproven, suffices to reconnect at once."""
         if head.policy_id == self.policy_id and head.step > self.known_head_step:
             self.known_head_step = head.step
             self.changed.fire()
@@ -283,7 +283,7 @@ class WeightFollower:
             self._weight_server.offer(patch.manifest, patch.sealed)
 
     def on_lacked(self, digest: Digest) -> None:
-        """Plans another chain if no connected source, the trainer included, can have this chunk."""
+        """Plans another chain if the trainer is connected and no connected source can have this chunk."""
         if not self.sources.is_obtainable(digest) and self.policy_id in self.sources.connected:
             self._planner.mark_unobtainable(digest)
 
@@ -318,7 +318,7 @@ class WeightFollower:
         self.changed.fire()
 
     async def _check_disk(self, patches: Sequence[Patch]) -> None:
-        """Serves those of these patches that are complete on the disk, and withdraws the others."""
+        """Serves the patches that are complete on the disk, and withdraws the others."""
         for patch in patches:
             if self._planner.set_missing(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
                 self._weight_server.offer(patch.manifest, patch.sealed)

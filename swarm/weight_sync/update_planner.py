@@ -27,7 +27,7 @@ class News(StrEnum):
     NEW = "new"
     KNOWN = "known"
     CONFLICT = "conflict"  # other weights for a known step, not from the trainer itself
-    TOO_OLD = "too_old"  # older than the versions that are kept
+    TOO_OLD = "too_old"  # older than the kept versions, of an older branch, or without a branch
 
 
 class KnownPatches:
@@ -132,14 +132,14 @@ class KnownPatches:
         return min(found, key=lambda each: each[0])[1] if found else chain
 
     def is_behind(self, step: int, held: PolicyVersion | None) -> bool:
-        """True if a step is not beyond the engine's version, on the branch in force."""
+        """True if a step is at most the step of the engine's version, and that version is of the branch in force."""
         return step <= self._floor(held)
 
     def _floor(self, held: PolicyVersion | None) -> int:
         """The step that the engine has to move beyond; -1 if it may move to any step.
 
-        It may if it holds no version of this trainer, if the trainer went back, or if the held version is of an
-        abandoned branch, but not if the held version is merely forgotten here.
+        -1 if the engine holds no version of this trainer, if the trainer went back, or if the held version is of an
+        abandoned branch; not if the held version is merely forgotten here.
         """
         if held is None or held.policy_id != self.policy_id:
             return -1
@@ -194,7 +194,7 @@ class UpdatePlanner:
     def __init__(self, known: KnownPatches, max_bytes: int) -> None:
         self.known = known
         self._max_bytes = max_bytes
-        self.plan: tuple[Patch, ...] = ()  # empty: the engine has the newest version that can be had
+        self.plan: tuple[Patch, ...] = ()  # empty: no newer version can be reached
         self.held: PolicyVersion | None = None  # version in the engine
         self.is_held_known = False  # nothing is planned until the worker reports what the engine holds
         self._missing: dict[Digest, set[Digest]] = {}  # manifest -> its chunks that are not on the disk
@@ -206,7 +206,7 @@ class UpdatePlanner:
     # --- inputs that change the plan -------------------------------------------------------------------
 
     def set_held(self, held: PolicyVersion | None) -> bool:
-        """Records the version in the engine and plans from it; returns True if it is another than before."""
+        """Records the version in the engine and plans from it; returns True if the version changed."""
         if self.is_held_known and held == self.held:
             return False
         self.is_held_known, self.held = True, held
@@ -264,7 +264,7 @@ class UpdatePlanner:
         self.replan()
 
     def replan(self) -> None:
-        """Sets the plan to the cheapest chain to the newest version, or to an older one if that needs too much room."""
+        """Plans the cheapest chain to the newest version, or to an older version if the payloads exceed `max_bytes`."""
         self._missing = {digest: missing for digest, missing in self._missing.items() if digest in self.known}
         self._queue = None
         self.plan = ()
@@ -278,7 +278,7 @@ class UpdatePlanner:
     def _chains(self, cost: Cost) -> Iterator[tuple[Patch, ...]]:
         """Chains to versions that the engine may take, newest first.
 
-        They may lead through a refused version, which is then staged but not loaded, and the cause may have passed.
+        A chain may lead through a refused version, which is then staged but not loaded: the cause may have passed.
         """
         chains = self.known.chains(self.held, cost)
         return (chain for chain in chains if not self._is_refused(chain[-1].version))

@@ -2,7 +2,7 @@
 
 Invariant: no served version is newer than the one published last, and each served manifest is on the disk with all its
 chunks before any other node learns of it. Chunks of a version that cannot be served are deleted at once; chunks that a
-killed trainer left have no manifest and are deleted after a while.
+killed trainer left have no manifest and are deleted after GRACE_S.
 """
 
 import logging

@@ -48,7 +48,7 @@ class WeightServer:
     _credit_ledger: CreditLedger  # credit of the followers of our own lineage
     _capacity: Callable[[], int]  # groups of our lineage that all followers together may have outstanding now
     _reputation: Reputation  # decides which peers are served
-    _record_version: Callable[[PolicyVersion], None]  # takes each version that certainly existed
+    _record_version: Callable[[PolicyVersion], None]  # records each version that certainly existed
 
     def __post_init__(self) -> None:
         self._node_id, self._changed = self._context.node_id, self._context.changed
@@ -107,7 +107,7 @@ class WeightServer:
         """Streams the manifests of a lineage, oldest first, then each new one; of our own lineage also credit.
 
         If the owner equivocated, streams only the two manifests that prove it. Credit comes after the manifests held
-        when it was granted, so its `head_step` is never behind them.
+        when it was granted, so its `head_step` is never older than those manifests.
 
         Raises:
             NotHeld: no manifest of the lineage is served, and we do not publish it.
@@ -243,7 +243,7 @@ class ChunkSlots:
         return call
 
     async def held_up(self, call: ChunkCall, waiting: Awaitable[None]) -> None:
-        """Awaits something on our side that delays a call; the peer's stall timeout starts again afterwards."""
+        """Awaits a delay on our side; the stall timeout of the call's peer starts again afterwards."""
         assert call.stalled is not None
         call.stalled.cancel()
         await waiting

@@ -86,10 +86,10 @@ def _check_base(manifest: Manifest, base: VerifiedVersion | None) -> Weights | N
 
 
 def verify_tensors(tensors: Iterable[HostTensor], hashes: Mapping[TensorSpec, Digest], digest: Digest) -> Weights:
-    """Collects decoded tensors and compares the hash of each, and of all together, with the expected ones.
+    """Collects decoded tensors; checks the hash of each tensor and the digest of all tensors.
 
-    A second thread hashes without the interpreter lock, so hashing costs no time if a core is free. Decoding may be
-    some tensors ahead; it ends once the hash of a tensor is found to differ.
+    A second thread hashes without the interpreter lock, so hashing costs no time if a core is free. Decoding may run
+    some tensors ahead of hashing, and stops once a wrong hash is found.
 
     Args:
         tensors: in any order, as they are decoded.
@@ -97,7 +97,7 @@ def verify_tensors(tensors: Iterable[HostTensor], hashes: Mapping[TensorSpec, Di
         digest: expected SHA-256 of all, see `PublishedDigest`.
 
     Raises:
-        MalformedPayload: a tensor or the whole has another hash, or a number is not finite. Errors of `tensors` pass.
+        MalformedPayload: a hash or the digest differs, or a number is not finite. Errors of `tensors` propagate.
     """
     staged: dict[str, HostTensor] = {}
     check = _TensorHashes(hashes)
@@ -119,7 +119,7 @@ def verify_tensors(tensors: Iterable[HostTensor], hashes: Mapping[TensorSpec, Di
 
 
 class _TensorHashes:
-    """Compares hashes tensor by tensor; holds a tensor until the digest over all, in order of name, includes it."""
+    """Checks each tensor's hash; holds tensors decoded early, since the digest of all takes them in order of name."""
 
     def __init__(self, hashes: Mapping[TensorSpec, Digest]) -> None:
         self._hashes = hashes
@@ -177,7 +177,7 @@ class Applier:
             chain: from `LocalExchange.next_update`; starts at the current version, or at nothing.
 
         Returns:
-            A report; with an error the engine serves the same version as before.
+            A report; if it has an error, the engine still serves the previous version.
         """
         try:
             return self._apply(chain)

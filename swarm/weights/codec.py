@@ -33,7 +33,7 @@ def encode(codec: Codec, target: Weights, base: Weights | None) -> Iterator[byte
         base: start of a patch; None for FULL, required for DELTA, either for LORA.
 
     Raises:
-        ValueError: a missing or superfluous base, different layouts, or other tensors than adapters for LORA.
+        ValueError: a missing or superfluous base, different layouts, or, for LORA, a tensor that is no adapter factor.
     """
     if (codec is Codec.FULL and base is not None) or (codec is Codec.DELTA and base is None):
         raise ValueError(f"codec {codec} {'without' if base is None else 'with'} a base")

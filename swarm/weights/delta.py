@@ -1,7 +1,7 @@
 """Lossless patch (delta) between two versions of the same tensors: encode, decode, and estimate its size.
 
-Invariant: whatever a patch claims, memory is bounded by one segment (about 2^21 changes), and in decoding also by one
-tensor, or block of small ones, that the caller has not taken yet.
+Invariant: whatever a patch claims, memory is bounded by one segment (about 2^21 changes). Decoding also holds one
+tensor, or one block of small tensors, that the caller has not taken yet.
 
 Tensors are coded in order of dtype, then name: small neighbours share a piece, large tensors are split into pieces of
 2^20 weights, and `segment` codes pieces.
@@ -23,7 +23,7 @@ from swarm.weights.segment import PIECE, SegmentReader, SegmentWriter
 from swarm.weights.tensors import DTYPES, Bits, DtypeInfo, HostTensor, TensorSpec, Weights, part_of, specs_of
 
 _SLICE: Final = 1 << 13  # weights of a sampled slice
-_SAMPLED: Final = 1 << 20  # sampled weights, about
+_SAMPLED: Final = 1 << 20  # approximate number of sampled weights
 _BLOCK: Final = 1 << 24  # weights that share a block of memory when decoded
 
 
@@ -145,7 +145,7 @@ def _split(group: Group, bits: Bits) -> Iterator[HostTensor]:
 
 
 class _Memory:
-    """Memory for the tensors of a dtype, in blocks that get large pages: a page fault costs more than a copy."""
+    """Memory for the tensors of a dtype, in blocks large enough for huge pages: page faults cost more than copies."""
 
     def __init__(self, info: DtypeInfo, num_elements: int) -> None:
         self._block = np.empty(0, info.bits_dtype)

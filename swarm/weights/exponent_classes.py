@@ -1,8 +1,8 @@
 """Exponent classes: weights of similar magnitude change about as often, so a patch codes them together.
 
 An optimizer step is large relative to the ulp of a small weight, so small weights change often and large ones rarely.
-Coding the changed positions class by class takes a fraction of coding them over all weights. `choose_classes` cuts the
-exponents into classes, `ClassOrder` sorts the weights of a piece by class.
+Changed positions coded class by class take a fraction of the bytes of positions coded over all weights.
+`choose_classes` cuts the exponents into classes, `ClassOrder` sorts the weights of a piece by class.
 
 Invariant: the order depends only on the base's bits, which both sides hold, so a patch does not store it. The choice of
 classes changes the size of a patch, never its decoded weights.
@@ -27,18 +27,18 @@ Flags = NDArray[np.bool_]
 ClassTable = NDArray[np.uint8]  # [exponents] class of each
 
 MAX_CLASSES: Final = 10  # sixteen save 0.1 % and take 5 % longer
-LISTED_SHARE: Final = 1 / 48  # of all weights, which the listed classes hold together at most
-_CLASS_BITS: Final = 800.0  # saving that pays for a class: headers and lengths of its streams
+LISTED_SHARE: Final = 1 / 48  # largest share of all weights that the listed classes hold together
+_CLASS_BITS: Final = 800.0  # bits that a class must save: the headers and lengths of its streams
 _PASS_SHARE: Final = 0.01  # share of a patch that a mapped class must save to pay for a pass over all weights
 _NUM_SIZES: Final = 65  # bit lengths of an ulp delta
 
 
 @dataclass(frozen=True, slots=True)
 class ExponentClasses:
-    """Classes of the weights of a dtype by magnitude in the base: class c is [threshold c - 1, threshold c)."""
+    """Classes of a dtype's weights by magnitude in the base; class c is [thresholds[c - 1], thresholds[c])."""
 
     info: DtypeInfo
-    thresholds: tuple[int, ...]  # ascending magnitudes without mantissa bits; none makes one class of everything
+    thresholds: tuple[int, ...]  # ascending magnitudes without mantissa bits; empty: one class for all weights
     count: int = field(init=False)
     table: ClassTable = field(init=False)
 
@@ -70,7 +70,7 @@ def choose_classes(base: Bits, target: Bits, info: DtypeInfo, scale: float) -> t
 
     Args:
         base, target: [n] bit patterns of a sample of the weights.
-        scale: number of all weights over number of sampled ones.
+        scale: number of all weights divided by the number of sampled weights.
     """
     merged = _merge_neighbours(_count_by_exponent(base, target, info, scale))
     thresholds = (
@@ -106,7 +106,7 @@ def _entropy(counts: NDArray[np.float64]) -> float:
 
 
 def _merge_neighbours(classes: list[_Class]) -> list[_Class]:
-    """Merges neighbours while a boundary saves less than it costs, or there are over MAX_CLASSES classes."""
+    """Merges adjacent classes while a boundary saves fewer bits than it costs, or more than MAX_CLASSES remain."""
     classes = list(classes)
     pass_bits = _PASS_SHARE * sum(_cost_bits(each) for each in classes)
     listed = LISTED_SHARE * sum(each.num_weights for each in classes)
@@ -294,7 +294,7 @@ class ClassOrder:
         return np.concatenate([listed, positions]) if num_listed else positions
 
     def _select_from_all(self, ranks: Positions) -> Positions:
-        """The same as `_select`, by a list of all mapped weights: faster from about one changed weight per word."""
+        """`_select` by a list of all mapped weights: faster if at least about one weight per word changed."""
         bits = np.unpackbits(self._words.view(np.uint8), bitorder="little").view(np.bool_)
         return np.flatnonzero(bits)[ranks - len(self._listed)] % (64 * self._num_words)
 

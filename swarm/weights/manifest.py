@@ -51,7 +51,7 @@ class Manifest:
     payload_bytes: int
     chunks: tuple[Digest, ...]  # SHA-256 of each 1 MiB of the payload
     canaries: tuple[Canary, ...] = ()
-    branch: int = 0  # counts the owner's starts and rewinds; a branch has one version of a step; 0: unknown
+    branch: int = 0  # grows with each start or rewind of the owner; a branch has one version per step; 0: unknown
 
 
 def layout_digest(specs: tuple[TensorSpec, ...]) -> Digest:

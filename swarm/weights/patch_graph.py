@@ -55,7 +55,7 @@ class PatchGraph:
 
     Args:
         patches: known ones, in order of arrival.
-        held: digest of the weights at hand; None without any.
+        held: digest of the held weights; None if no weights are held.
     """
 
     def __init__(self, patches: Iterable[Patch], cost: Cost, held: Digest | None = None) -> None:
@@ -93,7 +93,7 @@ class PatchGraph:
 # --- patches that a full store keeps ----------------------------------------------------------
 
 
-KEPT_MANIFESTS: Final = 64  # of each lineage, besides its newest anchor and what follows that
+KEPT_MANIFESTS: Final = 64  # of each lineage, besides its newest anchor and the patches after that anchor
 
 
 def choose_kept(
@@ -102,11 +102,11 @@ def choose_kept(
     """Digests of the manifests to keep in a store.
 
     The cheapest chain from nothing to the newest version that fits the budget is always kept for each lineage in force,
-    even if these chains together exceed the budget. The rest is kept in order until the first patch that does not fit:
-    other patches that lead on from the newest anchor, then all others, each newest first.
+    even if these chains together exceed the budget. Other patches are kept until the first one that does not fit: first
+    those that follow the newest anchor, newest first, then the rest, newest first.
 
     Args:
-        in_force: lineages that this node trains or follows; patches of other lineages are among the others.
+        in_force: lineages that this node trains or follows; patches of other lineages belong to the rest.
         size_of: returns the bytes of a chunk that is held, else 0.
         max_bytes: budget for all chunks together.
     """
@@ -132,7 +132,7 @@ def choose_kept(
 
 
 def _tiers(members: list[Patch], max_bytes: int) -> tuple[list[Patch], list[Patch], list[Patch]]:
-    """Three tiers of one lineage: the chain within the budget, others from the newest anchor on, newest of the rest."""
+    """Tiers of one lineage: the chain within the budget, patches since the newest anchor, the newest of the rest."""
     head = max(patch.version.step for patch in members)
     anchor = max((patch.version.step for patch in members if patch.base is None), default=0)
     chain = _chain_within(max_bytes, members)
@@ -146,7 +146,7 @@ def _tiers(members: list[Patch], max_bytes: int) -> tuple[list[Patch], list[Patc
 def _chain_within(max_bytes: int, members: list[Patch]) -> list[Patch]:
     """The cheapest chain from nothing to the newest version whose chain fits the budget; empty if none fits.
 
-    A version without a chain from nothing counts with the patches that lead to it.
+    If no chain from nothing leads to a version, the patches to that version count as its chain.
     """
     graph = PatchGraph(members, lambda patch: patch.manifest.payload_bytes)
     for target in _newest_first({patch.version: patch for patch in members}.values()):
@@ -159,7 +159,7 @@ def _chain_within(max_bytes: int, members: list[Patch]) -> list[Patch]:
 
 
 def _leads_on(patch: Patch, anchor: int, head: int) -> bool:
-    """True for the newest anchor, a patch between neighbours after it, or a patch to the head."""
+    """True for the newest anchor, a patch by one step after that anchor, or a patch to the head step."""
     if patch.base is None:
         return patch.version.step == anchor
     if patch.base.step < anchor:

@@ -1,7 +1,7 @@
 """Payload of a version as untrusted bytes: reasons to refuse one, chunks, and streams.
 
 Invariant: inside this package hostile bytes raise `MalformedPayload` and nothing else; `open_manifest` and `stage`
-return an `Unusable`. A chunk is passed on only after its length and digest were compared with the manifest. Nothing
+return an `Unusable`. A chunk is yielded only after its length and digest were compared with the manifest. Nothing
 is allocated for a stream before its declared length was compared with what its reader can use; a packed length follows
 from count and width alone.
 
@@ -33,9 +33,9 @@ class UnusableReason(StrEnum):
     MALFORMED = "malformed"  # structure of a manifest or payload
     WRONG_SIGNATURE = "wrong_signature"
     WRONG_OWNER = "wrong_owner"  # not signed by the lineage's owner
-    WRONG_CHUNK = "wrong_chunk"  # not the digest of the manifest
+    WRONG_CHUNK = "wrong_chunk"  # length or digest differs from the manifest, or a chunk is missing
     WRONG_BASE = "wrong_base"  # we hold other weights than the patch starts from
-    WRONG_LAYOUT = "wrong_layout"  # names, dtypes or shapes differ from the base
+    WRONG_LAYOUT = "wrong_layout"  # names, dtypes or shapes differ from the manifest's layout
     WRONG_TENSOR = "wrong_tensor"  # a decoded tensor has another hash
     WRONG_TARGET = "wrong_target"  # the decoded whole has another digest
     NOT_FINITE = "not_finite"  # a decoded tensor has an infinity or NaN, with which nothing can be generated
@@ -50,7 +50,7 @@ class Unusable:
 
 
 class MalformedPayload(Exception):
-    """Bytes of a manifest or payload that cannot be used; the package's entry points turn it into an `Unusable`."""
+    """Error for unusable bytes of a manifest or payload; the package's entry points return it as an `Unusable`."""
 
     def __init__(self, reason: UnusableReason, detail: str) -> None:
         super().__init__(detail)
@@ -110,7 +110,7 @@ def check_chunk(number: int, chunk: bytes | memoryview, digests: tuple[Digest, .
 def check_chunks(
     chunks: Iterable[bytes | memoryview], digests: tuple[Digest, ...], payload_bytes: int
 ) -> Iterator[bytes | memoryview]:
-    """Yields the chunks of a payload, each after its check. Raises MalformedPayload at a wrong or missing one."""
+    """Yields the chunks of a payload, each once checked. Raises MalformedPayload at a wrong, missing or extra chunk."""
     number = 0
     for chunk in chunks:
         if number == len(digests):
@@ -151,7 +151,7 @@ def pack(data: bytes) -> bytes:
 
 
 class StreamReader:
-    """Reads numbers and streams from buffers (chunks as they arrive), never ahead of the need."""
+    """Reads numbers and streams from buffers (chunks as they arrive); takes a buffer only when it is needed."""
 
     def __init__(self, buffers: Iterable[bytes | memoryview]) -> None:
         self._buffers: Iterator[bytes | memoryview] = iter(buffers)
@@ -191,7 +191,7 @@ class StreamReader:
         return layout.unpack(self.take(layout.size))
 
     def stream(self, min_bytes: int, max_bytes: int) -> bytes:
-        """The plain bytes of the next stream. Raises MalformedPayload if damaged, too short or too long."""
+        """The plain bytes of the next stream. Raises MalformedPayload if damaged or not min_bytes to max_bytes long."""
         plain_bytes, packed_bytes = self.numbers(_HEAD)
         if plain_bytes > max_bytes:
             raise MalformedPayload(UnusableReason.TOO_LARGE, f"stream of {plain_bytes} bytes exceeds {max_bytes}")

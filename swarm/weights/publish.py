@@ -47,7 +47,7 @@ class Publisher:
 
     _put: Put  # takes digest and content of each chunk, in order; blocking
     canary_ids: Sequence[Sequence[int]] = ()  # token ids of texts whose log-probs go into each manifest
-    _score: Score | None = None  # their log-probs under the weights being published; see `Generator.score`
+    _score: Score | None = None  # log-probs of `canary_ids` under the weights being published; see `Generator.score`
     anchor_every: int = ANCHOR_EVERY  # versions from one anchor to the next
     _newest: VerifiedVersion | None = field(default=None, init=False)
     _anchor: VerifiedVersion | None = field(default=None, init=False)
@@ -76,7 +76,7 @@ class Publisher:
         for base in self._bases(version):
             manifest = publish(target, base, self._put, canaries)
             bodies.append(manifest_body(manifest))
-            if manifest.base is None:  # as planned, or since no patch was small enough: then no other one is either
+            if manifest.base is None:  # as planned, or no patch was small enough: then the next patch is not, either
                 self._anchor = target
                 break
         self._newest = target
@@ -112,7 +112,7 @@ def publish(
 ) -> Manifest:
     """Encodes a version, hands its chunks to `put`, and returns its manifest.
 
-    A patch over `delta_at_most` of the full size, by estimate or when encoded, is dropped for a full copy. So a patch
+    A patch over `delta_at_most` of the full size, by estimate or when encoded, is replaced by a full copy. So a patch
     is kept in memory until it is complete, and no chunk of a dropped patch reaches `put`.
 
     Args:
@@ -177,7 +177,7 @@ def keep_anchor(store: WeightStore, held: VerifiedVersion) -> None:
     """Writes the missing chunks of a version's full copy, if the full copy's manifest is in the store (blocking).
 
     So a node that took the version by patches can restart from nothing, and serve joiners, without fetching. Nothing is
-    written with less than twice the copy free, since the next versions need the room more. A disk error is logged.
+    written unless twice the copy's size is free, since the next versions need the room more. A disk error is logged.
     """
     try:
         for manifest, _ in store.manifests(held.version.policy_id):

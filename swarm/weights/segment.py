@@ -10,9 +10,9 @@ and knows the length of every stream (of bitmaps: a bound) before it reads it.
       bitmaps     1 stream for each class that has a part so encoded
       deltas      for each class with changes: encoding u8, then its streams (`swarm.weights.ulp_delta`)
 
-A part is one class of one piece. Its encoding tells which weights changed: all (nothing follows), many (a bitmap) or
-few (gaps). A gap is the number of unchanged weights before a changed one (see the example in `ClassOrder`). Its low
-bits are as good as random and travel as they are; its high bits average 32 to 64 and take one byte.
+A part is one class of one piece. Its encoding depends on the share of changed weights: all (nothing follows), at least
+_BITMAP_FROM (a bitmap) or fewer (gaps). A gap is the number of unchanged weights before a changed one (see the example
+in `ClassOrder`). Its low bits are nearly incompressible; its high bits average 32 to 64 and take one byte.
 """
 
 import math
@@ -53,7 +53,7 @@ ENCODING_BITMAP: Final = 31
 _ENCODING_SHIFT: Final = 26
 _COUNT_MASK: Final = (1 << _ENCODING_SHIFT) - 1
 _ESCAPE: Final = 255
-_MAX_GAP: Final = (1 << 32) - (1 << MAX_LOW_BITS)  # of the high bits, so that all fit 32
+_MAX_GAP: Final = (1 << 32) - (1 << MAX_LOW_BITS)  # of the high bits, so that a whole gap fits 32 bits
 _BITMAP_FROM: Final = 0.08  # share of changed weights from which a bitmap is smaller
 _NO_NUMBERS: Final = np.zeros(0, np.uint32)
 
@@ -151,7 +151,7 @@ class SegmentReader:
         return memoryview(reader.stream(0, int(num_changed / _BITMAP_FROM / 8) + num_bitmaps))
 
     def apply(self, piece: Bits) -> None:
-        """Changes the next piece, with the base's bits, to the target's in place. Raises MalformedPayload."""
+        """Turns the base's bits of the next piece into the target's, in place. Raises MalformedPayload."""
         counts: list[int] = self._counts[self._next].tolist()
         encodings: list[int] = self._encodings[self._next].tolist()
         self._next += 1
@@ -281,7 +281,7 @@ class GapReader:
 
 
 def _add_low_bits(reader: StreamReader, gaps: NDArray[np.uint32], low_bits: NDArray[np.uint32]) -> None:
-    """Reads and adds the low bits of all gaps that have some. Raises MalformedPayload."""
+    """Reads the low bits of all gaps and adds them, in place. Raises MalformedPayload."""
     counts = np.bincount(low_bits, minlength=1)
     parts = [(width, count) for width, count in enumerate(counts.tolist()) if width and count]
     total = sum(packed_size(count, width) for width, count in parts)

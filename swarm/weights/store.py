@@ -130,7 +130,7 @@ class WeightStore:
     # --- manifests -------------------------------------------------------------------------------
 
     def add_manifest(self, sealed: SealedManifest) -> Manifest | Unusable:
-        """Stores a manifest durably, after all chunks put before; Unusable if it does not open. Raises StorageFull."""
+        """Makes a manifest and all chunks put before durable; Unusable if it does not open. Raises StorageFull."""
         manifest = self.open(sealed)
         if isinstance(manifest, Unusable):
             return manifest
@@ -163,10 +163,10 @@ class WeightStore:
     # --- room ------------------------------------------------------------------------------------
 
     def prune(self, in_force: Collection[NodeId], grace_s: float = GRACE_S) -> int:
-        """Deletes manifests that `choose_kept` drops, and chunks no manifest names; returns the bytes of the chunks.
+        """Deletes manifests that `choose_kept` drops, unnamed chunks, old drafts; returns the bytes of the latter two.
 
-        Always kept are the chunks of kept manifests, and chunks younger than `grace_s` that no manifest named (with 0
-        no process may be writing).
+        The chunks of kept manifests stay, and so do chunks younger than `grace_s` that no manifest named (pass 0 only
+        while no process writes).
         """
         opened = self._all()
         written_s = {name: changed_s for name, _, changed_s in _files(self._manifests)}
@@ -269,7 +269,7 @@ class WeightStore:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Generator[None]:
-        """Excludes renaming, renewing and deleting in every other thread and process."""
+        """Keeps every other thread and process from renaming, renewing or deleting files."""
         with self._lock, self._lock_path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

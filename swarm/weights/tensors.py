@@ -27,7 +27,7 @@ MAX_NAME_BYTES: Final = 512
 MAX_DIMS: Final = 8
 MAX_ELEMENTS: Final = 2**40  # of one tensor; a dimension of 0 counts as 1, else its strides exceed any integer
 
-_PIECE: Final = 1 << 20  # elements that are looked at in one turn
+_PIECE: Final = 1 << 20  # elements checked at once
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-/]+")
 
 

@@ -2,7 +2,7 @@
 
 Invariant: a bijection on bit patterns. Every pattern, NaN payloads and both zeros included, has its own index in one
 order, and a delta wraps around, so base plus delta is the target bit for bit. The encoding is chosen from the numbers
-alone and named in front of them.
+alone and stated in the byte before them.
 
 Floating-point patterns are ordered by value: as signed integers, negative ones with flipped magnitude. A delta counts
 away from zero, so it has the same sign for a weight and its mirror image; growing weights keep growing, so this codes
@@ -61,7 +61,7 @@ def add_ulp_deltas(base: Bits, changes: Bits, info: DtypeInfo) -> Bits:
 
 
 def magnitudes(bits: Bits, info: DtypeInfo, out: Bits) -> Bits:
-    """Bit patterns without their sign, written to `out`; of floats in order of absolute value."""
+    """Bit patterns without the sign bit, written to `out`; those of floats are ordered by absolute value."""
     return np.bitwise_and(bits, info.bits_dtype.type((1 << (8 * info.size - 1)) - 1), out=out)
 
 
@@ -70,7 +70,7 @@ def _signed(bits: Bits, info: DtypeInfo) -> Signed:
 
 
 def _ordered(patterns: Signed, info: DtypeInfo) -> Signed:
-    """A new array of indices in the order of values; its own inverse."""
+    """Maps bit patterns to indices in the order of values, in a new array; the map is its own inverse."""
     if info.mantissa_bits is None:
         return patterns.copy()
     flips = patterns >> (8 * info.size - 1)
@@ -94,7 +94,7 @@ def _negate_where_negative(difference: Signed, base: Signed, info: DtypeInfo) ->
 ENCODING_PLANES: Final = 0
 ENCODING_ESCAPES: Final = 0x80  # flag: the largest number of that width stands for a wider one, which follows
 _WIDTHS: Final = (1, 2, 4, 8)
-_SAMPLE: Final = 1 << 13  # numbers that decide on an encoding
+_SAMPLE: Final = 1 << 13  # sampled numbers by which an encoding is chosen
 
 
 class UlpWriter:
