@@ -13,6 +13,7 @@ import hashlib
 import logging
 import math
 import secrets
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from swarm.clock import Clock
 from swarm.episode import MAX_TURNS, EpisodeOutcome
 from swarm.errors import StorageFull, Unavailable, described
 from swarm.interfaces import Tokenizer
-from swarm.serving.held_out_runs import HeldOutRuns
+from swarm.serving.held_out_runs import QUIET_S, evaluations_of
 from swarm.serving.openai_requests import RequestRefused
 from swarm.serving.run_groups import RecordedCall, group_of, oldest_step, run_worth, why_not_learned
 from swarm.serving.run_store import ClosedGroup, RunRow, RunState, RunStore
@@ -95,7 +96,7 @@ class AgentRuns:
         self._version, self._compute_dtype = version, compute_dtype
         self._sessions = {digest: RunKey(*names) for digest, names in store.sessions().items()}
         self._num_tries: dict[int, int] = {}  # puts of a group
-        self._held_out = HeldOutRuns()
+        self._rounds = deque[Evaluation]()  # of held-out runs, ended and not reported; two threads use it
 
     # --- for callers ------------------------------------------------------------------------------------
 
@@ -151,11 +152,11 @@ class AgentRuns:
         if row is None:
             raise _unknown(run)
         if row.state is RunState.HELD_OUT:
-            now_s = self._clock.now_s()
-            if row.num_calls and await self._in_thread(self._store.measure, row, rewards, now_s):
-                self._held_out.add(row.owner, row.task, row.oldest_step, run_worth(rewards), now_s)
-            elif not row.num_calls:
+            if not row.num_calls:
                 raise RequestRefused(f"the held-out run {run.name!r} has no call yet", "id", 409)
+            asked = row, rewards, run_worth(rewards), self._clock.now_s()
+            for tasks in await self._in_thread(self._store.measure, *asked):
+                self._rounds.extend(evaluations_of(row.owner, tasks))
             return await self.state(run)
         if row.state is not RunState.OPEN:
             if row.rewards != dict(rewards):
@@ -226,7 +227,9 @@ class AgentRuns:
     async def ended_rounds(self) -> list[Evaluation]:
         """Rounds of held-out runs that ended since the last call."""
         now_s = self._clock.now_s()
-        return self._held_out.ended(now_s, await self._in_thread(self._store.measuring, now_s - SLOW_RUN_S))
+        for owner, tasks in await self._in_thread(self._store.quiet_rounds, now_s - QUIET_S, now_s - SLOW_RUN_S):
+            self._rounds.extend(evaluations_of(owner, tasks))
+        return [self._rounds.popleft() for _ in range(len(self._rounds))]
 
     async def hand_over(self, put: Put) -> None:
         """Ends idle runs, closes due groups, and hands complete groups to the node, those with the fewest tries first.

@@ -19,9 +19,10 @@ from typing import Any, Final
 import numpy as np
 
 from swarm.errors import StorageFull
+from swarm.serving.held_out_runs import MeasuredTask
 from swarm.serving.run_groups import RecordedCall, RecordedRun
 from swarm.sqlite_file import is_damage, is_full, move_aside
-from swarm.types import FinishReason, PolicyVersion, Sampling, VersionSpan
+from swarm.types import MAX_OUTCOMES, FinishReason, PolicyVersion, Sampling, VersionSpan
 
 MAX_REASONS: Final = 16  # listed by `overview`
 KEPT_RUNS: Final = 10_000  # finished runs of each key; older ones are deleted
@@ -50,6 +51,19 @@ CREATE TABLE IF NOT EXISTS calls (
     body BLOB NOT NULL,
     PRIMARY KEY (run, place)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS held_out (
+    place INTEGER PRIMARY KEY AUTOINCREMENT,
+    owner TEXT NOT NULL,
+    task TEXT NOT NULL,
+    first_step INTEGER NOT NULL,
+    first_reward REAL NOT NULL,
+    step INTEGER NOT NULL,
+    reward REAL NOT NULL,
+    at_s REAL NOT NULL,
+    num_rounds INTEGER NOT NULL DEFAULT 0, -- that ended
+    is_in_round INTEGER NOT NULL DEFAULT 1,
+    UNIQUE (owner, task)
+);
 CREATE TABLE IF NOT EXISTS groups (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     task TEXT NOT NULL,
@@ -221,14 +235,46 @@ class RunStore:
         with self._changing():
             return self._do(statement, (step, now_s, run, RunState.HELD_OUT)) > 0
 
-    def measure(self, row: RunRow, rewards: Mapping[str, float], now_s: float) -> bool:
-        """Gives an open held-out run its reward; False if it was over already."""
+    def measure(
+        self, row: RunRow, rewards: Mapping[str, float], worth: float, now_s: float
+    ) -> list[list[MeasuredTask]]:
+        """Gives an open held-out run its rewards; returns the rounds that end with it, none if it was over already.
+
+        Of more than MAX_OUTCOMES tasks of a key further ones are not measured.
+        """
+        owner, task, step, rounds = row.owner, row.task, row.oldest_step, list[list[MeasuredTask]]()
         statement = "UPDATE runs SET rewards = ?, rewarded_s = ?, state = ? WHERE number = ? AND state = ?"
         values = (json.dumps(dict(rewards)), now_s, RunState.MEASURED, row.number, RunState.HELD_OUT)
         with self._changing():
-            return self._do(statement, values) > 0
+            if not self._do(statement, values):
+                return []
+            known = {each.task: each for each in self._tasks(owner)}
+            if task in known and known[task].is_in_round:
+                rounds.append(self._end_round(owner))
+            if task in known or len(known) < MAX_OUTCOMES:
+                self._do(
+                    "INSERT INTO held_out (owner, task, first_step, first_reward, step, reward, at_s) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (owner, task) DO UPDATE SET "
+                    "step = excluded.step, reward = excluded.reward, at_s = excluded.at_s, is_in_round = 1",
+                    (owner, task, step, worth, step, worth, now_s),
+                )
+            tasks = self._tasks(owner)
+            if all(each.is_in_round for each in tasks) and any(each.num_rounds for each in tasks):
+                rounds.append(self._end_round(owner))
+        return rounds
 
-    def measuring(self, since_s: float) -> set[str]:
+    def quiet_rounds(self, before_s: float, called_s: float) -> list[tuple[str, list[MeasuredTask]]]:
+        """Ends the rounds (key, tasks) whose last reward came before `before_s` (wall clock).
+
+        A key with an open held-out run that was begun, or had a call, since `called_s` is left out.
+        """
+        query = "SELECT owner FROM held_out WHERE is_in_round GROUP BY owner HAVING MAX(at_s) <= ?"
+        with self._changing():
+            found = [row[0] for row in self._rows(query, (before_s,))]
+            measuring = self._measuring(called_s) if found else set[str]()
+            return [(owner, self._end_round(owner)) for owner in found if owner not in measuring]
+
+    def _measuring(self, since_s: float) -> set[str]:
         """Keys with an open held-out run that was begun, or had a call, since `since_s` (wall clock)."""
         query = "SELECT DISTINCT owner FROM runs WHERE state = ? AND used_s >= ?"
         return {row[0] for row in self._rows(query, (RunState.HELD_OUT, since_s))}
@@ -290,6 +336,18 @@ class RunStore:
         """Runs in this state without a call since `before_s` (wall clock)."""
         query = "SELECT number FROM runs WHERE state = ? AND used_s < ?"
         return [row[0] for row in self._rows(query, (state, before_s))]
+
+    def _tasks(self, owner: str) -> list[MeasuredTask]:
+        names = ("task", "first_step", "first_reward", "step", "reward", "at_s", "num_rounds", "is_in_round")
+        rows = self._rows(f"SELECT {', '.join(names)} FROM held_out WHERE owner = ? ORDER BY place", (owner,))
+        fields: list[dict[str, Any]] = [dict(zip(names, (*row[:-1], bool(row[-1])), strict=True)) for row in rows]
+        return [MeasuredTask(**each) for each in fields]
+
+    def _end_round(self, owner: str) -> list[MeasuredTask]:
+        tasks = self._tasks(owner)
+        statement = "UPDATE held_out SET is_in_round = 0, num_rounds = num_rounds + 1 WHERE owner = ? AND is_in_round"
+        self._do(statement, (owner,))
+        return tasks
 
     def _drop_calls(self, run: int) -> None:
         self._do("UPDATE runs SET num_bytes = 0 WHERE number = ?", (run,))

@@ -27,7 +27,7 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ScriptedVerifier
 from swarm.testing.nodes import make_agent, make_context
 from swarm.trained.learning_evidence import Learned, learning_evidence
-from swarm.types import Correction, Draw, DrawnGroup, Rollout, RolloutGroup
+from swarm.types import Correction, Draw, DrawnGroup, Evaluation, Rollout, RolloutGroup
 from swarm.wire.envelopes import seal_group
 from tests.worlds.agent_world import ADA, BOB, IDENTITY, world
 from tests.worlds.scripted_model import KEY, TOOL, called, tokenizer, user
@@ -448,7 +448,30 @@ def test_a_held_out_run_that_is_under_way_keeps_its_round_open(tmp_path: Path) -
         it.server.ask(f"/v1/episodes/{runs[1]['id']}/reward", {"reward": 1}, key=ADA)
         it.clock.advance(held_out_runs.QUIET_S)
         (seen,) = asyncio.run(it.runs.ended_rounds())
-        assert seen.num_problems == 1  # what a round had before a restart is not known any more
+        assert seen.num_problems == 2  # one of them was measured before the restart
+
+
+def test_a_task_that_comes_later_is_compared_with_its_own_first_result(tmp_path: Path) -> None:
+    reported: list[Evaluation] = []
+    with world(tmp_path, "a") as it:
+
+        def measure(tasks: Sequence[str], reward: float) -> None:
+            for task in tasks:
+                run = it.server.ask("/v1/episodes", {"task": task, "held_out": True}, key=ADA)[1]
+                it.server.ask("/v1/chat/completions", {"messages": [user("1")]}, key=run["key"])
+                it.server.ask(f"/v1/episodes/{run['id']}/reward", {"reward": reward}, key=ADA)
+            it.clock.advance(held_out_runs.QUIET_S)
+            reported.extend(asyncio.run(it.runs.ended_rounds()))
+
+        later = [f"later {number}" for number in range(8)]
+        measure(["a try"], 1.0)
+        measure(later, 0.0)
+        it.restart()
+        it.version = it.server.engine.version = replace(it.version, step=9)
+        measure(later, 1.0)
+    assert [(each.step, each.num_problems) for each in reported] == [(3, 1), (3, 9), (3, 8), (9, 8)]
+    evidence = learning_evidence(map(PolicyEvaluated.of, reported))
+    assert evidence.words.startswith("learned: held out 0.00 -> 1.00 of 8 problems")
 
 
 def test_a_damaged_file_of_runs_is_moved_aside(tmp_path: Path) -> None:

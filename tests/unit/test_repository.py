@@ -33,10 +33,10 @@ MOST_LINES = {
     "core": 49_260,
     "methods": 7_280,
     "extras": 5_880,
-    "operation": 25_930,
-    "packages": 97_320,
+    "operation": 25_980,
+    "packages": 97_370,
     "benchmarks": 10_100,
-    "tests": 78_860,
+    "tests": 78_920,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
