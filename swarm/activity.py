@@ -19,7 +19,7 @@ OF_START: Final = frozenset({LOADING, MEASURING, PREPARING, STARTING_ENGINE})  #
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activity:
-    """Activity of a process at its newest advance.
+    """Current activity of a process, with the progress and time of its newest advance.
 
     Example:
         Activity(what="evaluating", done=13, total=64, num_tokens=40, at_s=1.7e9)

@@ -66,7 +66,7 @@ class NodeStarted(Event):
 class NodeRestored(Event):
     """A node found groups of an earlier run in its store.
 
-    The held groups are listed again, since a kill can fall between a group's storage and its event.
+    The held groups are listed again, since a kill can come after a group is stored and before its event is logged.
     """
 
     num_groups: int = 0
@@ -190,7 +190,7 @@ class GroupRefused(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlierRefusals(Event):
-    """First event of a log file after a rotation: all refusals in the files before."""
+    """First event of a log file after a rotation: all refusals in earlier files."""
 
     refused: dict[str, int]  # reason -> groups
 

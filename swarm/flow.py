@@ -78,7 +78,7 @@ class Backoff:
     def __init__(
         self, rng: random.Random | None, first_s: float = FIRST_RETRY_S, longest_s: float = LONGEST_RETRY_S
     ) -> None:
-        """Takes the source of jitter, seeded differently at each node; without one (None) there is no jitter."""
+        """Sets the source of jitter, which should be seeded differently at each node; None means no jitter."""
         self._rng = rng
         self._first_s = first_s
         self._longest_s = longest_s
@@ -89,7 +89,7 @@ class Backoff:
         self._next_s = self._first_s
 
     def next_s(self) -> float:
-        """Returns the wait after one more failure, seconds, and doubles the base."""
+        """Returns the wait in seconds after one more failure, and doubles the base up to `longest_s`."""
         wait_s = self._next_s * (1.0 if self._rng is None else self._rng.uniform(0.5, 1.0))
         self._next_s = min(2 * self._next_s, self._longest_s)
         return wait_s

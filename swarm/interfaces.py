@@ -294,7 +294,7 @@ class Generator(Protocol):
         ...
 
     def score(self, sequences: Prompts) -> list[FloatArray]:
-        """Log-probs [T] at temperature 1 of each sequence's tokens, each given all before it; first NaN (blocking)."""
+        """Log-probs [T] at temperature 1 of each sequence's tokens given those before; the first is NaN (blocking)."""
         ...
 
     def load(
@@ -425,7 +425,7 @@ class ExchangeHandler(Protocol):
     """Service of a node to its peers. Every argument from a peer is hostile until checked."""
 
     def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """Yields held groups after `cursor` that the peer wants, then new ones for as long as the peer reads.
+        """Yields held groups after `cursor` that the peer wants, then new ones, until the peer stops reading.
 
         Raises Unavailable as soon as the peer's reputation is below the floor, also in the middle of the stream.
         """
@@ -681,7 +681,7 @@ class CoordinatorClient(Protocol):
     async def record_versions(self, versions: Sequence[PolicyVersion]) -> None:
         """Adds up to MAX_RECORDED versions, oldest first, to the ledger in one transaction.
 
-        The ledger refuses a version that would fork or go back; the call does not raise for it.
+        The ledger refuses a version that would fork the lineage or lower its step; the call raises no error for that.
         """
         ...
 

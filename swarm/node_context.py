@@ -22,7 +22,7 @@ IN_PLACE_BYTES: Final = 4096
 
 
 class Pause:
-    """Pause of a node at its owner's request: no batch and no step begins, and the node admits no groups.
+    """Pause of a node at its owner's request: no batch and no step begins, and no groups are admitted.
 
     Only `Agent.pause` and `Agent.resume` begin and end it.
     """

@@ -140,7 +140,7 @@ class Admission:
         return None
 
     async def _check_sealed(self, arrival: Arrival) -> Finding:
-        """Checks the sealed bytes; without a finding, `arrival.group` is set, and its producer signed it."""
+        """Checks the sealed bytes; if there is no finding, sets `arrival.group`, which its producer signed."""
         return (
             await self._digest(arrival)
             or await self._duplicate(arrival)
@@ -149,7 +149,7 @@ class Admission:
         )
 
     async def _check_opened(self, arrival: Arrival) -> Finding:
-        """Checks origin, content and answers of an opened group; without a finding, the group is stored."""
+        """Checks origin, content and answers of an opened group; stores the group if there is no finding."""
         group, digest = arrival.group, arrival.sealed.digest
         assert group is not None
         # Only a genuine group enters the set: a forged copy must not hold the place of the real one.
@@ -177,7 +177,7 @@ class Admission:
             self._in_flight.discard(digest)
 
     async def _compute(self, arrival: Arrival, function: Callable[..., Result], /, *arguments: object) -> Result:
-        """Runs a pure function in a thread; for a small group in place, as waking a thread would cost more."""
+        """Runs a pure function in a thread, or in place for a small group, since waking a thread would cost more."""
         if arrival.is_small:
             return function(*arguments)
         return await self._context.offload(function, *arguments)

@@ -177,7 +177,7 @@ class Agent:
         )
 
     def _is_listed(self, node_id: NodeId) -> bool:
-        """True for an established node of a run in which not everybody is established."""
+        """True for an established node in a run that is not private."""
         return not self.parties.is_private and self.parties.is_established(node_id)
 
     def _counts_in_full(self, producer: NodeId) -> bool:
@@ -290,8 +290,8 @@ class Agent:
     def standing(self, node_id: NodeId) -> int:
         """Rank of a peer; streams of peers of lower rank make room first.
 
-        ESTABLISHED for an established node of a run in which not everybody is established, 1 for another peer that
-        delivered groups or answered at its address, 0 for all others.
+        ESTABLISHED for an established node in a run that is not private, 1 for another peer that delivered groups or
+        answered at its address, 0 for all others.
         """
         if self._is_listed(node_id):
             return ESTABLISHED

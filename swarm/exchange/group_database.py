@@ -112,7 +112,7 @@ class GroupDatabase(GroupFile):
     # --- draw journal ----------------------------------------------------------------------------
 
     def record_draw(self, draw: Draw) -> None:
-        """Journals a draw, in place of an earlier one of the same step."""
+        """Journals a draw; replaces an earlier draw of the same step."""
         rows = [
             (draw.step, position, drawn.scored.digest, drawn.age_steps, drawn.use, 0, drawn.is_established)
             for position, drawn in enumerate(draw.groups)
@@ -203,7 +203,7 @@ class GroupDatabase(GroupFile):
         return dict(self._rows(f"SELECT digest, {counts} FROM drawn GROUP BY digest"))
 
     def give_up(self, step: int, digest: Digest) -> None:
-        """Takes a group out of a journalled draw, and out of all draws to come."""
+        """Removes a group from a journalled draw and from all later draws."""
         with self._transaction(64):
             self._connection.execute("UPDATE drawn SET is_used_up = 2 WHERE step = ? AND digest = ?", (step, digest))
 

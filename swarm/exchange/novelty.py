@@ -1,32 +1,32 @@
 """Novelty of answers (deduplication, plagiarism): the content of a group must be its producer's own, and new.
 
 Invariant: an honest group is refused with a probability of at most 2 ** -CHANCE_BITS, and own groups never. Only the
-*text* of each answer to a task counts, not the group nor the cut into tokens: copying 7 of 8 answers, in another order,
-cut into other tokens or without log-probs, is copying.
+*text* of each answer to a task counts, not the group or the tokens: a group that repeats 7 of 8 answers, in another
+order, in other tokens or without log-probs, is a copy.
 
 Equal answers alone prove nothing: honest answers of a small or well-trained model coincide often (29 % of the tiny
-model's). So an answer counts with its *bits*, and the rule depends on whose figure of bits is used:
+model's). So an answer counts with its *bits*, and the rule depends on the node that states them:
 
-- The *copier's* figure cannot count: it would claim none. The *first producer's* figure is safe against honest
-  producers: a policy that draws an answer of b bits hits an independently drawn one with a probability of at most
-  2 ** -b, whatever policy drew the other one; n known answers make that n * 2 ** -b. So k equal answers exclude chance
+- The *copier's* figure cannot count: it would claim 0 bits. The *first producer's* figure is safe for honest
+  producers: a policy that draws an answer of b bits repeats an independent answer with a probability of at most
+  2 ** -b, whatever policy drew that answer; with n known answers, n * 2 ** -b. So k equal answers exclude chance
   by the sum of their bits less k * log2(n), or, if all are of one group of G, less (k * log2(G) + log2(n)).
-- A first producer that lies upwards could make honest groups look like copies if it can guess their answers. So no
+- A first producer that overstates its bits could make honest groups look like copies if it guesses their answers. So no
   answer counts for more than its chosen tokens times the mean bits of a token in this node's *own* groups of the
   environment, which no peer can move; guessable answers are short, and equal answers in a group count once. A trainer
   that generates nothing uses the lower median of the means of established followers; without followers an answer is
   evidence only against its own first producer.
 - If a task is far easier than that mean, even long answers can be guessed. So a newcomer's first answer is no evidence
-  against an established node. The established node's group counts as a first one of its own, beside the newcomer's.
-- A first producer that lies downwards gives up its own protection, and could sell its own old content as new. So a
-  producer's own content, like content without log-probs, counts with an eighth of this node's own mean, whatever is
+  against an established node. That node's own claim to the answer is kept as another first claim.
+- A first producer that understates its bits gives up its own protection, and could pass off its old content as new. So
+  a producer's own content, like content without log-probs, counts with an eighth of this node's own mean, whatever is
   claimed: groups of one producer that are equal by chance have few bits.
 
 The first producer is the one that *committed* first, with a hash over producer and content that is sent before the
-group. Only a node that knows the content can commit to it, so a copy's commitment is later if the original's arrived
-before its content did; a copy that was admitted before the original came is then dropped again. A refusal is blamed on
-nobody: without commitments the copy may have overtaken the original. Edited texts, which no policy drew, are not found
-here but by scoring.
+group. Only a node that knows the content can commit to it, so the commitment of a copy is later if the original's
+commitment arrived before the original's content; a copy that was admitted before the original arrived is then dropped.
+No node is blamed for a refusal: without commitments the copy may have overtaken the original. Edited texts, which no
+policy drew, are found by scoring instead.
 """
 
 import hashlib

@@ -246,7 +246,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
                 await self._dial(context, connection, way)
 
     async def _dial(self, context: Context, connection: RelayedConnection, endpoint: str) -> None:
-        """Connects to a node that proved its key at this endpoint, for a caller that cannot dial it directly."""
+        """Dials a node that proved its key at `endpoint`, and forwards bytes, for a caller that cannot dial it."""
         host, _, port = endpoint.rpartition(":")
         try:
             async with asyncio.timeout(DIAL_BACK_S):
@@ -256,7 +256,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         await self._lead(context, connection, far)
 
     async def _join(self, context: Context, connection: RelayedConnection, reservation: HeldReservation) -> None:
-        """Connects to a node with a reservation, once the node takes the connection."""
+        """Forwards bytes to a node with a reservation, once the node accepts the connection."""
         ticket = secrets.token_bytes(TICKET_BYTES)
         taken: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         asked = self._asked[ticket] = _Asked(reservation.node_id, taken)

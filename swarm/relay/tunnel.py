@@ -39,7 +39,7 @@ class Acceptor:
         listening.setblocking(False)
 
     def start(self) -> None:
-        """Starts accepting, also again after a pause."""
+        """Starts accepting, at first or after a pause without a free file descriptor."""
         self._again = None
         self._loop.add_reader(self._listening, self._accept)
 

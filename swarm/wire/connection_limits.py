@@ -55,7 +55,7 @@ class Connection:
 
 
 class ConnectionLimiter:
-    """Cuts the connections of one server that are over its bounds."""
+    """Cuts the connections of one server that exceed its bounds."""
 
     def __init__(self, bounds: ConnectionBounds, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
@@ -131,7 +131,7 @@ class ConnectionLimiter:
                     logger.exception("the connections could not be looked at")
 
     def look(self) -> int:
-        """Lists all sockets once; cuts condemned connections and those over the bounds, and returns their number."""
+        """Lists all sockets once; cuts connections that are condemned or exceed a bound, and returns their number."""
         now_s = self._monotonic_s()
         connections = self._find(now_s)
         self._take_proofs(connections)
@@ -216,7 +216,7 @@ class ConnectionLimiter:
 def find_excess(
     connections: Sequence[Connection], bounds: ConnectionBounds, known: Iterable[str], now_s: float
 ) -> list[tuple[Connection, str]]:
-    """The connections over the bounds, each with a reason. `known`: subnets that proved an identity before."""
+    """The connections that exceed a bound, each with a reason. `known`: subnets that proved an identity before."""
     known = set(known)
     excess: list[tuple[Connection, str]] = []
     strangers: list[Connection] = []

@@ -68,7 +68,7 @@ class Credential:
     work: WorkProof | None = None
 
     def to_bytes(self) -> bytes:
-        """The serialised message; b"" without invitation and proof of work."""
+        """Serialises the credential; b"" if it has neither invitation nor proof of work."""
         message = pb.Credential()
         if self.invitation is not None:
             given = self.invitation
@@ -81,7 +81,7 @@ class Credential:
 
 
 def credential_from_bytes(data: bytes) -> Credential | None:
-    """The credential in bytes from any node; None if they are malformed or break a bound."""
+    """Parses a credential from any node; None if `data` is malformed or breaks a bound."""
     if len(data) > MAX_CREDENTIAL_BYTES:
         return None
     try:
@@ -105,7 +105,7 @@ def credential_from_bytes(data: bytes) -> Credential | None:
 
 
 def seal_invitation(voucher: Identity, run_id: str, node_id: NodeId, expires_at_s: float) -> Invitation:
-    """An invitation of a node, signed by `voucher`. Raises ConfigError if `node_id` is no node id."""
+    """Signs an invitation of the node `node_id` by `voucher`. Raises ConfigError if `node_id` is no node id."""
     if not is_hex_digest(node_id):
         raise ConfigError(f"{node_id[:80]!a} is no node id of 64 hex digits; `swarm-node id` prints one's own")
     expires = int(expires_at_s)
@@ -132,13 +132,13 @@ def _invitation_message(run_id: str, node_id: NodeId, voucher: NodeId, expires_a
 
 
 def invitation_to_text(invitation: Invitation) -> str:
-    """An invitation as one word, for a mail or a chat."""
+    """Encodes an invitation as one word, for an e-mail or a chat."""
     data = Credential(invitation=invitation).to_bytes()
     return INVITATION_PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def invitation_from_text(text: str) -> Invitation:
-    """The invitation in a text, with or without its prefix. Raises ConfigError for anything else."""
+    """Decodes an invitation from its text, with or without the prefix. Raises ConfigError for any other text."""
     body = text.strip().removeprefix(INVITATION_PREFIX)
     try:
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)

@@ -155,7 +155,7 @@ def kept_back(node: NodeConfig) -> list[str]:
 
 
 def check_manifest(manifest: RunManifest) -> None:
-    """Refuses a manifest that names code, data without a digest, or resources beyond the ceilings.
+    """Refuses a manifest that names local code, data without a digest, or resources above a ceiling.
 
     Raises:
         ConfigError: the message names the field and the reason.
