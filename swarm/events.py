@@ -41,7 +41,7 @@ VersionName = tuple[int, str]  # step, digest as `digest_text`
 class Event:
     """Base of all events of a node."""
 
-    at_s: float = 0.0  # wall clock, when it was logged; 0 before
+    at_s: float = 0.0  # wall clock when the event was logged; 0 until then
 
 
 Emit = Callable[[Event], None]
@@ -107,7 +107,7 @@ class WorkerDied(Event):
 class LoopFailed(Event):
     """An unexpected exception ended one round of a loop, or the whole node."""
 
-    loop: str  # a loop with one peer has the peer's id after a space; NODE where the node ended
+    loop: str  # a loop with one peer has the peer's id after a space; NODE if the node ended
     error: str
 
 
@@ -284,7 +284,7 @@ class GroupGivenUp(Event):
     """A group that ended the learner's process when tried alone; its draw and all later draws are made without it."""
 
     digest: str  # hex
-    producer: NodeId  # empty where the store has lost the group
+    producer: NodeId  # empty if the store has lost the group
     draw_step: int
 
 

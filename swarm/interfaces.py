@@ -165,7 +165,9 @@ class Verifier(Protocol):
 
         Raises:
             LookupError: unknown environment or task.
-            RolloutFailed: the verifier crashed, or ran out of memory or time, on these actions.
+            RolloutFailed: the verifier crashed, or ran out of memory or time, on these actions; as OverBudget, the
+                producer's party has used up its scoring time.
+            TooLarge: the actions exceed the size of a request to the verifier.
         """
         ...
 

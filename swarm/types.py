@@ -63,7 +63,7 @@ class PolicyVersion:
 
     policy_id: str  # one training lineage; in swarm sampling the node id of its owner
     step: int  # optimizer steps since the lineage began, >= 0
-    digest: Digest = b""  # of the published tensors; empty where not (yet) known
+    digest: Digest = b""  # of the published tensors; empty if not known (yet)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,7 +320,7 @@ class ApplyReport:
     """Outcome of a weight update of this node's engine."""
 
     version: PolicyVersion
-    error: str = ""  # empty: the engine serves the version; else why it still serves the version before
+    error: str = ""  # why the engine still serves the previous version; empty: it serves this version
     is_unusable: bool = False  # the fetched payload does not yield the version on any engine
     num_bytes: int = 0  # manifests and payloads of the patch chain
     seconds: dict[str, float] = field(default_factory=dict[str, float])  # stage, load, and pause, a part of load
@@ -375,7 +375,7 @@ class Refused:
     detail: str = ""  # gives the value and the bound; never prompt or answer text
     producer: NodeId | None = None
     digest: Digest | None = None
-    created_at_s: float | None = None  # the producer's claim; None where it was not opened
+    created_at_s: float | None = None  # the producer's claim; None if the group was not opened
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -514,8 +514,8 @@ class StepReport:
     grad_norm: float
     num_tokens: int  # trained tokens
     was_skipped: bool  # a non-finite step keeps the old weights
-    diagnostics: dict[str, float]  # names listed in telemetry.py
-    seconds: dict[str, float]  # per phase: draw, score, backward, optimizer, publish
+    diagnostics: dict[str, float]  # names listed in swarm/telemetry/metrics.py
+    seconds: dict[str, float]  # per phase: score, backward, optimizer; the loop adds publish, draw_wait and others
     edges: tuple[EdgeReport, ...] = ()
     ages_steps: tuple[int, ...] = ()  # one per group consumed
     num_local: int = 0  # groups of the own lineage
@@ -541,8 +541,8 @@ class Evaluation:
     at_s: float
     num_right: tuple[int, ...] = ()  # of the tries at each problem; -1: not scored; empty: more than MAX_OUTCOMES
     num_tries: int = 1  # at each problem
-    rewards: tuple[float, ...] = ()  # mean of the tries at each problem; empty where rewards are 0 or 1, as the success
-    problems: str = ""  # digest of problems, verifier and tries: where it is equal, problems can be compared one by one
+    rewards: tuple[float, ...] = ()  # mean of the tries at each problem; empty if every reward is the success, 0 or 1
+    problems: str = ""  # digest of problems, verifier and tries: if equal, evaluations compare problem by problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -556,7 +556,7 @@ class WarmUpReport:
     num_groups: int  # tried before the warm-up, and again after it
     signal_before: int  # number of these groups with rewards that differ, before the warm-up
     signal_after: int
-    accuracy: dict[str, float] = field(default_factory=dict[str, float])  # environment -> held-out success before
+    accuracy: dict[str, float] = field(default_factory=dict[str, float])  # environment -> held-out success before it
 
 
 JsonDict = dict[str, Any]

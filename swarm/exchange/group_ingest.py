@@ -84,13 +84,13 @@ class GroupIngest:
 
     _context: NodeContext
     _admission: Admission
-    _intake_quota: IntakeQuota  # groups of neighbours that our draws have use for
+    _intake_quota: IntakeQuota  # bounds the groups from neighbours by what draws use up
     _peers: Peers  # learns heads from admitted groups
     _reputation: Reputation  # a peer that falls below the floor loses its streams at once
     _parties: Parties  # newcomers share a small part of the intake
-    _credit_ledger: CreditLedger  # groups of our own lineage that are waited for
+    _credit_ledger: CreditLedger  # records the groups of our own lineage that followers deliver
     _replay: ReplayBuffer  # takes admitted groups for the learner of this node
-    _streams: GroupStreams  # hands them on to peers
+    _streams: GroupStreams  # offers admitted groups to peers
     _novelty: Novelty  # measures the bits of answers of our own policy
     _learns: bool  # False on a node that follows another node's versions: it uses up no groups
 

@@ -39,10 +39,10 @@ class PeerHooks:
 
     require_allowed: Callable[[NodeId], None] = lambda node_id: None  # see `Sessions`
     require_entry: Callable[[NodeId, bytes], None] = lambda node_id, credential: None  # see `Sessions`
-    standing: Callable[[NodeId], int] = lambda node_id: 0  # streams of a peer make room last where it is high
+    standing: Callable[[NodeId], int] = lambda node_id: 0  # rank of a peer; streams of lower rank make room first
     note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None  # a peer opens a stream, from that subnet
     note_clock: NoteClock = lambda node_id, now_s, at_s: None  # the clock of a peer that we dialled
-    is_giver: Callable[[NodeId], bool] = lambda node_id: True  # goes first where `max_upload_bytes_per_s` is short
+    is_giver: Callable[[NodeId], bool] = lambda node_id: True  # served first if upload is short
 
 
 class GrpcTransport:

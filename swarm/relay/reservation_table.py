@@ -63,7 +63,7 @@ class HeldReservation:
     waiting: dict[bytes, Ticket] = field(default_factory=dict[bytes, Ticket])  # tickets to send, oldest first
     changed: Signal = field(default_factory=Signal)  # fires when a ticket was added
     num_tickets: int = 0  # sent and not shown yet
-    advert: bytes = b""  # announced here: found by look-ups here even where the directory is full
+    advert: bytes = b""  # announced here: look-ups here find it even if the directory is full
 
     def ask(self, ticket: Ticket) -> None:
         """Queues a ticket for the node."""
