@@ -63,7 +63,7 @@ class NotHeld(SwarmError, LookupError):
 
 
 class TooLarge(SwarmError, ValueError):
-    """Content exceeds a size limit; raised before memory is allocated for it."""
+    """Content exceeds a size limit, or a request breaks a bound."""
 
 
 class RolloutFailed(SwarmError, RuntimeError):

@@ -41,7 +41,7 @@ SUBSCRIBE_BATCH = 32  # log entries read from the store at a time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SendInfo:
-    """Facts about a stored group that decide which peers it is worth sending to."""
+    """Facts about a stored group that decide to which peers this node sends the group."""
 
     producer: NodeId
     policy_id: NodeId
@@ -276,7 +276,7 @@ class GroupStreams:
         return self._num_putting > 0 if sealed.producer == self._node_id else sealed.digest in self._admitting
 
     def _is_news(self, peer: NodeId, wanted: StreamFilter) -> bool:
-        """True if a stream that sent everything has to look again: the newest group may be for its peer."""
+        """True if a stream that sent everything must check again, since the newest group may be for its peer."""
         return self._newest is None or self._is_worth_sending(self._newest, peer, wanted)
 
     def _is_worth_sending(self, info: _SendInfo, peer: NodeId, wanted: StreamFilter) -> bool:

@@ -93,7 +93,7 @@ class WorkerExchange:
         return await self.journal.begin_again(step, passed)
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
-        """Publishes a new version of our own lineage; a lower step than the last one's begins a new branch."""
+        """Publishes a new version of our own lineage; a step below the last version's begins a new branch."""
         self.peers.own_head = version
         self.versions.publish(version)
         self.context.emit(VersionPublished.of(version))

@@ -34,10 +34,10 @@ class RelayLimits:
     reservations: int = 128
     reservations_per_subnet: int = 32
     connections: int = 512
-    connections_per_node: int = 28  # of the 42 calls that a node with a reservation may have; it needs the others
+    connections_per_node: int = 28  # of the 42 calls that a node with a reservation may have; others are its own
     connections_per_caller: int = 32
     connections_per_subnet: int = 128  # of callers
-    # Requests of one subnet for reservations and connections, which cost the requested node too. A session takes two.
+    # Requests of one subnet for reservations and connections, which cost the requested node, too; two per session.
     asks_per_s: float = 16.0
     asks_burst: float = 256.0
     bytes_per_s: int = 8 * 2**20  # of all connections, both directions

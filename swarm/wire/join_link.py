@@ -87,7 +87,7 @@ async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -
 
     Raises:
         ConfigError: the manifest is signed but breaks a bound, or is of another run.
-        Unauthenticated: no address gave the manifest; at one of them another node answered, or its proof failed.
+        Unauthenticated: no address gave the manifest; at one of them another node answered, or a proof was wrong.
         Unavailable: no address answered.
     """
     failures: list[Unavailable] = []

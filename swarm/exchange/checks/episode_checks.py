@@ -96,7 +96,7 @@ def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, li
 
 
 def check_believed(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer) -> Finding:
-    """Checks episodes whose observations are believed: all tokens are ours, and no episode has too many turns."""
+    """Checks episodes whose observations are believed: all tokens are ours, and turns are at most `max_turns`."""
     if group.tokenizer_digest != tokenizer.digest or any(rollout.trace is None for rollout in group.rollouts):
         return RefusalReason.UNUSABLE_TEXT, "observations that are believed come as tokens of ours"
     return check_num_turns(group, verdict.task.max_turns, verdict.verifier)

@@ -50,7 +50,7 @@ def check_verdict(
     A difference is its producer's fault only if both nodes have the same version of the environment.
 
     Args:
-        group: the group as it came; its claims are about whole answers.
+        group: the group as received; its claims are about uncut answers.
         scored: `cut_group` of `group`.
         verdict: verdict on the episodes of `scored`.
         tokenizer: our own.
@@ -115,7 +115,7 @@ def to_scored_group(
 
     Args:
         group: content of `sealed`.
-        sealed: the group as it travels.
+        sealed: the group as sent.
         rewards: [G], computed on this node.
         tokenizer: tokenizer of this node's model.
         is_made_here: True if this node generated the group.
@@ -136,7 +136,7 @@ def to_scored_group(
 
 
 def _kept_outcomes(outcomes: Sequence[EpisodeOutcome], correction: Correction) -> tuple[EpisodeOutcome, ...]:
-    """The outcomes to keep: none if they hold only rewards; observations only if the trace lacks our tokens of them."""
+    """The outcomes to keep: none if they hold only rewards; with observations only if the trace lacks their tokens."""
     if all(len(outcome.transitions) < 2 and outcome.rewards.keys() <= {OUTCOME} for outcome in outcomes):
         return ()
     if correction is Correction.TEXT_ONLY:
