@@ -541,7 +541,7 @@ class Evaluation:
     at_s: float
     num_right: tuple[int, ...] = ()  # of the tries at each problem; -1: not scored; empty: more than MAX_OUTCOMES
     num_tries: int = 1  # at each problem
-    rewards: tuple[float, ...] = ()  # mean of the tries at each problem; empty if every reward is the success, 0 or 1
+    rewards: tuple[float, ...] = ()  # mean of the tries at each problem; empty if all are 0 or 1, or as `num_right`
     problems: str = ""  # digest of problems, verifier and tries: if equal, evaluations compare problem by problem
 
 

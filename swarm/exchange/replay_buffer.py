@@ -413,7 +413,7 @@ class ReplayBuffer:
         return left <= uses_left
 
     def _is_main_source(self, entry: ReplayEntry) -> bool:
-        """True if the entry's follower, one of several, has more groups here than a draw or half of `_usable`."""
+        """True if the entry's follower, one of several, holds more groups than one draw and than half of `_usable`."""
         num_held = len(self._held.followers.of(entry.source)) if entry.is_own_policy else 0
         most = max(self._config.local_groups, self._usable(self._config.max_age_steps) // 2)
         return most < num_held < len(self._held.local)

@@ -49,7 +49,7 @@ class ByteBudget:
             await room
 
     def ask(self, num_bytes: int, caller: str, subnet: str) -> asyncio.Future[None] | None:
-        """Returns a future to await before forwarding `num_bytes`, or None. A cancelled future takes no budget."""
+        """Returns a future to await before forwarding `num_bytes`; None: now. A cancelled future takes no budget."""
         size = max(num_bytes, self.LEAST_BYTES)
         tag = self._tag(size, caller, subnet)
         self.num_bytes += num_bytes
