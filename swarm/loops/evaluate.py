@@ -6,6 +6,7 @@ taken over scored problems, and the guard ignores an evaluation in which fewer t
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -58,14 +59,14 @@ async def evaluate_tasks(
     shown = _to_show(step, tasks, tries, verdicts)
     if not scored:
         return None, shown
-    references = [verdict.reference for verdict in scored]
+    references = Counter(verdict.reference for verdict in scored if verdict.reference)  # a reward may need none
     evaluation = Evaluation(
         step=step,
         env=env,
         split=split,
         accuracy=fmean(_num_right(verdict) / len(verdict.outcomes) for verdict in scored),
         num_problems=len(scored),
-        majority_baseline=max(references.count(reference) for reference in set(references)) / len(scored),
+        majority_baseline=max(references.values(), default=0) / len(scored),
         at_s=worker.clock.now_s(),
         num_right=_outcomes(verdicts),
         num_tries=len(scored[0].outcomes),

@@ -19,7 +19,7 @@ NUM_PROBLEMS = 50
 
 
 class BrokenSandbox(QuietExchange):
-    """The agent of a node whose sandbox scores the first so many answers; the first 30 of them are right."""
+    """A node whose sandbox scores the first so many answers; 30 are right, and every other task has no reference."""
 
     def __init__(self, num_scored: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class BrokenSandbox(QuietExchange):
             raise RolloutFailed("the sandbox did not start")
         outcome = EpisodeOutcome(reward=float(task_id < 30), transitions=(Transition(is_end=True),))
         task = Task(env=env, task_id=task_id, messages=())
-        return Verdict(task=task, outcomes=(outcome,) * len(episodes), verifier="fake/1", reference="7")
+        return Verdict(task=task, outcomes=(outcome,) * len(episodes), verifier="fake/1", reference="7" * (task_id % 2))
 
 
 class DoneLearner(PlainLearner):
@@ -72,7 +72,7 @@ async def test_answers_that_could_not_be_scored_are_no_wrong_ones(
     )
     await learn_loop(worker, cast(Any, learner))
     assert [(each.num_problems, each.accuracy) for each in exchange.evaluations] == reported
-    assert all(each.majority_baseline == 1.0 for each in exchange.evaluations)
+    assert all(each.majority_baseline == num_scored // 2 / num_scored for each in exchange.evaluations)
     rights = tuple(-1 if number >= num_scored else int(number < 30) for number in range(NUM_PROBLEMS))
     assert all((each.num_right, each.rewards, len(each.problems)) == (rights, (), 16) for each in exchange.evaluations)
     assert all((each.num_tries, each.num_right) == (1, 1) for each in shown)
