@@ -1,6 +1,6 @@
 """The strict reading of an answer to a reasoning-gym dataset: the whole text is the answer, or it is wrong.
 
-reasoning-gym's scorers find an answer inside of other text, round, and read `nan` as a number; a peer could make other
+reasoning-gym's scorers find an answer inside other text, round, and read `nan` as a number; a peer could make other
 nodes learn from these texts. Invariant: in a dataset that is not listed here, only the reference is right, letter for
 letter; a listed dataset also accepts equal values (`READ`), texts that a rule of this module accepts (`JUDGED`), or
 texts of a form that its own scorer then judges (`FORM`, some with a further rule in `ALSO`).
@@ -22,7 +22,7 @@ Entry = Mapping[str, Any]  # of reasoning-gym: question, answer, metadata
 Read = Callable[[str], object]  # the value that a text stands for; None or ValueError where it stands for none
 Rule = Callable[[str, Entry], bool]
 
-_LONGER: Final = 16  # characters that an answer may have beyond twice its reference
+_LONGER: Final = 16  # characters that an answer may have beyond twice the length of its reference
 _MAX_CHARS: Final = 4000  # of an answer without a reference
 _NUMBER: Final = r"[-+]?(?:[0-9]{1,25}|[0-9]{1,3}(?:,[0-9]{3}){1,8})(?:\.[0-9]{0,24})?"
 _PLAIN_NUMBER: Final = r"[-+]?[0-9]{1,25}(?:\.[0-9]{0,24})?"
@@ -36,7 +36,7 @@ def is_right(dataset: str, answer: str, reference: str, entry: Entry, score: Cal
         answer: hostile text, without surrounding white space; an empty one is wrong.
         reference: right answer as text; "" if the dataset has none.
         entry: problem as reasoning-gym made it.
-        score: scorer of the dataset; called only for an answer of the form that `FORM` has for the dataset.
+        score: scorer of the dataset; called only for an answer that matches the dataset's pattern in `FORM`.
     """
     if answer == reference.strip():
         return bool(answer)
@@ -237,7 +237,7 @@ def _is_integral(answer: str, entry: Entry) -> bool:
 JUDGED: Final[Mapping[str, Rule]] = {
     "intermediate_integration": _is_integral,
     "simple_integration": _is_integral,
-    # reasoning-gym's own take 24.9 for 24, any four numbers, and 1.5 for the numbers 1 and 5
+    # reasoning-gym's own scorers accept 24.9 for 24, any four numbers, and 1.5 for the numbers 1 and 5
     "countdown": lambda answer, entry: _reaches(answer, entry["metadata"]["numbers"], entry["metadata"]["target"]),
     "puzzle24": lambda answer, entry: _reaches(answer, entry["metadata"]["numbers"], 24),
 }

@@ -32,7 +32,7 @@ class CalculatorEnvironment(NumberedEnvironment):
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Reads the params. Raises ConfigError for one that is unknown or out of bounds."""
+        """Reads the params. Raises ConfigError for a param that is unknown or out of bounds."""
         params = Params(config)
         self._digits = params.integer("digits", 2, 1, 6)
         self._operations = params.text("operations", "+*", "+-*")
@@ -44,7 +44,7 @@ class CalculatorEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """Problem with a random expression, other than that of the worked example."""
+        """Problem with a random expression that differs from the worked example."""
         example = self._draw(random.Random(f"{self.config.seed}:example"))
         source = random.Random(f"{self.config.seed}:{task_id}")
         asked = self._draw(source)
@@ -66,7 +66,7 @@ class CalculatorEnvironment(NumberedEnvironment):
         return (*(Message(role=role, content=text) for role, text in chat), *super().opening(problem))
 
     def begin(self, problem: Problem) -> "Calculation":
-        """Starts an episode, in which no call was made yet."""
+        """Starts an episode, without any calls so far."""
         return Calculation(problem.reference, self._role, is_line=self._is_line)
 
     @property
@@ -80,7 +80,7 @@ class CalculatorEnvironment(NumberedEnvironment):
         return render_call(ToolCall(name=TOOL, arguments={"expression": expression}))
 
     def demonstration(self, task_id: int) -> Actions:
-        """Actions that earn every reward. Raises LookupError."""
+        """Actions that earn every reward. Raises as `problem`."""
         problem = self.problem(task_id)
         return self._call(problem.initial_state), f"Answer: {problem.reference}"
 
@@ -151,6 +151,6 @@ def value_of(expression: str) -> str | None:
 
 
 def number_in(answer: str) -> str | None:
-    """The whole number in an answer of nothing else but `Answer:` before and a point behind it, else None."""
+    """The whole number in an answer with at most `Answer:` before it and a period after it, else None."""
     found = _ANSWER.fullmatch(answer.strip()) if len(answer) < 100 else None
     return str(int(found[1])) if found else None

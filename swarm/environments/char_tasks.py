@@ -94,7 +94,7 @@ class CharTask:
         self.seed = seed
 
     def sample(self, task_id: int) -> tuple[str, str]:
-        """The (question, answer) pair of a number, drawn from a generator seeded by seed, kind and number."""
+        """The (question, answer) pair number `task_id`, drawn from a generator seeded by seed, kind and number."""
         kind = KINDS[self.kind]
         argument = kind.draw(random.Random(f"{self.seed}:{self.kind}:{task_id}"))
         return f"{kind.prefix}:{argument}=", kind.solve(argument)
@@ -104,7 +104,7 @@ class CharEnvironment(AnswerEnvironment):
     """One char task behind the Environment protocol: reward 1 for the exact answer, else 0."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Takes the task that `config.dataset` names. Raises ConfigError if it is unknown or the section has params."""
+        """Builds the task that `config.dataset` names. Raises ConfigError if it is unknown or there are params."""
         if config.params:
             raise ConfigError(f"environment {config.name}: char tasks take no params, got {sorted(config.params)}")
         if config.dataset not in KINDS:

@@ -25,7 +25,7 @@ from swarm.types import RolloutGroup, Task
 
 logger = logging.getLogger(__name__)
 
-SPACING = 64  # numbers between two appearances of the same question, where the environment has enough
+SPACING = 64  # numbers between two appearances of a question, if the environment has enough questions
 NUM_CANDIDATES = 16  # tasks of the training sequence that an adaptive curriculum chooses one from
 
 _MAX_REFUSALS = 10_000  # at a held-out share of 1/4 this many in a row means that nothing else exists
@@ -131,7 +131,7 @@ class TaskMixture:
 
 @dataclass(slots=True)
 class _Appearances:
-    """Offset of each question's last appearance up to the end of a segment, and of its first one after that."""
+    """Offsets of each question's last appearance up to the end of a segment, and of its first appearance after that."""
 
     spacing: int
     length: int  # of the segment
@@ -139,7 +139,7 @@ class _Appearances:
     following: dict[Question, int] = field(default_factory=dict[Question, int])
 
     def add(self, tasks: Sequence[Task], start: int) -> None:
-        """Notes tasks at offsets from `start` on; the segment has offsets 0..length-1, its neighbours all others."""
+        """Records tasks at offsets from `start` on; the segment has offsets 0..length-1, its neighbours all others."""
         for offset, task in enumerate(tasks, start):
             if offset < self.length:
                 self.last[task.problem] = offset
@@ -193,7 +193,7 @@ class AdaptiveCurriculum:
         path: file of the chooser's memory; ConfigError if it is not JSON.
         seed: seed of the choices.
         group_size: mean number of responses.
-        largest: most responses of one group, >= group_size.
+        largest: bound of the responses of one group, >= group_size.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class AdaptiveCurriculum:
     async def ask(self, first: int, count: int) -> list[RolloutGroup]:
         """Answers `count` questions from number `first` on and returns their groups, in order.
 
-        A repeated call with the same arguments, also after a restart, chooses the same questions.
+        Repeating the newest call with the same arguments, also after a restart, chooses the same questions.
         """
         before = max((state for state in self._states if state.number <= first), key=lambda s: s.number, default=None)
         memory = self._chooser.initial() if before is None else before.memory
@@ -269,7 +269,7 @@ class AdaptiveCurriculum:
                 )
 
     def _choose(self, memory: Mapping[str, Any], first: int, count: int) -> list[Task]:
-        """Chooses one task for each number; a task repeats only if all candidates of a number were chosen before."""
+        """Chooses one task for each number; a task repeats only if all candidates of its number are chosen already."""
         chosen: list[Task] = []
         for number in range(first, first + count):
             tasks = self._candidates(number * NUM_CANDIDATES, NUM_CANDIDATES)

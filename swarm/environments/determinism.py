@@ -36,7 +36,7 @@ LOCAL_KINDS: Final = ("function", "plugin")  # their code is not part of this pa
 PLAYS_OF: Final = 5  # times answer_cpu_s that an action may take here, outside of the sandbox
 LEAST_PART_S: Final = 2.0  # of CPU, for imports and caches
 _SHOWN_CHARS: Final = 60  # of a value that differs
-_SHOWN_BEFORE: Final = 15  # of them where it does not yet
+_SHOWN_BEFORE: Final = 15  # of these, before the first difference
 # hash seed, time zone (date and hour differ), seconds that the clocks are ahead, whether the order is reversed
 _SETTINGS: Final = (("1", "XXX24", 0.0, False), ("2", "XXX-13:30", 1.1e8, True))
 FIX: Final = (
@@ -130,7 +130,7 @@ async def require_repeatable(
 
 
 def _difference(name: str, one: dict[str, list[str]], other: dict[str, list[str]]) -> str:
-    """Description of the first part that differs, "" if none does. Raises ConfigError for one that took too long."""
+    """Description of the first part that differs, "" if none does. Raises ConfigError for a part that took too long."""
     for part, (text, *_) in (one | other).items():
         if text.startswith(_TOO_LONG):
             raise ConfigError(f"environment {name}: {part} took more CPU time than {text[len(_TOO_LONG) :]} s; a loop?")
@@ -297,7 +297,7 @@ def _take_long(*_: object) -> None:
 
 @contextmanager
 def _limit(environment: "Environment", num_actions: int) -> Generator[None]:
-    """Raises _TookLong in a block that uses far more CPU time than `num_actions` actions may, once Python code runs."""
+    """Raises _TookLong in a block over LEAST_PART_S + PLAYS_OF x the CPU bound of `num_actions`, at Python code."""
     most_s = LEAST_PART_S + PLAYS_OF * num_actions * getattr(environment, "answer_cpu_s", ANSWER_CPU_S)
     signal.setitimer(signal.ITIMER_PROF, most_s, most_s)
     try:

@@ -98,7 +98,7 @@ class NumberedEnvironment(ABC):
         try:
             return self.build(task_id)
         except Exception as error:
-            if isinstance(error, ConfigError) or type(error) is LookupError:  # its kinds are mistakes of `build`
+            if isinstance(error, ConfigError) or type(error) is LookupError:  # its subclasses are mistakes of `build`
                 raise
             origin = f"environment {self.name}: task {task_id} of 0..{self.num_tasks - 1} cannot be built"
             raise ConfigError(f"{origin}: {described(error)}") from error
@@ -124,7 +124,7 @@ class AnswerEnvironment(NumberedEnvironment):
     """Environment of single answers: an episode ends after one action, judged without surrounding white space."""
 
     def begin(self, problem: Problem) -> Episode:
-        """Starts an episode that its first action ends."""
+        """Starts an episode that ends with its first action."""
         return _Answer(self, problem)
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""First problems of environments that somebody else configured, made and played in a process with limits.
+"""First problems of environments from somebody else's configuration, made and played in a process with limits.
 
-Invariant: parameters within all ceilings of a manifest may still ask for any work: nothing of them is built or played
-here, as `require_readable` does, before it was there.
+Parameters within all bounds of a manifest may still demand unbounded work. Invariant: the node itself builds or plays
+the problems (`require_readable`) only after the limited process did.
 """
 
 import json
@@ -20,11 +20,11 @@ NUM_PROBLEMS: Final = 2  # of each environment
 
 
 def require_first_problems(environments: Sequence[EnvironmentConfig]) -> None:
-    """Makes the first problems of each environment that has parameters (blocking, two seconds where one has).
+    """Makes the first problems of each environment that draws them by parameters (blocking, about two seconds each).
 
     Raises:
-        ConfigError: they take more than CPU_S of CPU, MEMORY_BYTES or MAX_QUESTION_CHARS; names environment, parameters
-            and bound.
+        ConfigError: the problems exceed CPU_S, MEMORY_BYTES or MAX_QUESTION_CHARS; the message names environment,
+            parameters and bound.
     """
     asked = [each for each in environments if each.params and each.kind not in ("jsonl", "char", "function", "plugin")]
     for each in asked:

@@ -19,8 +19,8 @@ _MAX_TOKENS: Final = 200
 _SMALL_POWER: Final = re.compile(r"\*\*(?:[0-9]{1,2}(?![0-9.])|\([0-9]{1,2}/[0-9]{1,2}\))(?!\*\*)")
 _DECIMAL: Final = re.compile(r"([0-9]+)\.([0-9]+)")
 _MAX_DEGREE: Final = 200.0
-# Numbers have at most 12 decimals and no value between is smaller or larger than these: two formulas that differ at all
-# differ by more than a rounding of 60 digits, and two that are equal by less than _SAME.
+# Numbers have at most 12 decimals, and intermediate values are 0 or from _LEAST to _MOST: different formulas differ by
+# more than the rounding of _DIGITS digits, equal formulas by less than _SAME.
 _LEAST, _MOST, _SAME, _DIGITS = 1e-12, 1e25, 1e-45, 60
 _POINTS: Final = ((0.61, 0.07), (1.31, -0.03))  # complex, away from poles and branch points of ordinary formulas
 _CONSTANT: Final = (0.83, -0.59)  # of integration
@@ -63,9 +63,9 @@ def exact_value(answer: str) -> tuple[Fraction, list[int]] | None:
 
 
 def is_integral(answer: str, integrand: str, variable: str) -> bool:
-    """True if the derivative of `answer` by `variable` is the integrand, at two complex points to 45 digits.
+    """True if the derivative of `answer` by `variable` equals the integrand at two complex points, within _SAME.
 
-    C is a constant. False beyond the bounds above. sympy's `simplify` has no bounds, but may take seconds.
+    C is a constant. False beyond the bounds above. sympy's `simplify` would have no bounds, but may take seconds.
     """
     if not is_formula(answer):
         return False

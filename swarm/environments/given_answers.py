@@ -1,6 +1,6 @@
 """Right answers for a supervised warm-up: the references of a run's environments, or a file.
 
-Invariant: no held-out question comes; the sequence follows from configuration and seed.
+Invariant: the sequence has no held-out question, and follows from configuration and seed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ REFERENCES: Final = "references"  # value of warm_up.answers
 
 
 class GivenAnswers:
-    """Endless numbered sequence of training questions of single answers, each with a right answer.
+    """Endless numbered sequence of training questions with their right answers, for episodes of one answer.
 
     Example:
         pairs = GivenAnswers(config, environments, held_out=(), tokenizer=tokenizer).pairs(0, 16)
@@ -34,10 +34,10 @@ class GivenAnswers:
 
         Args:
             config: configuration of the node.
-            environments: those of the run, by name.
-            held_out: tasks of evaluations, whose questions are left out also if a file has them.
+            environments: environments of the run, by name.
+            held_out: tasks of evaluations; their questions are left out, even if a file has them.
             tokenizer: of the model; answers that it cannot write, or that are longer than `generator.max_new_tokens`,
-                are left out. None: no answer is.
+                are left out. None: no answer is left out.
 
         Raises:
             ConfigError: the file cannot be read, or no environment has single answers.
@@ -76,7 +76,7 @@ class GivenAnswers:
 
 
 def _of_file(path: str, asked: EnvironmentConfig) -> Environment:
-    """The questions of a file, asked as those of an environment are."""
+    """Environment of a file's questions, asked in the form that `asked` configures."""
     fields = {key: asked.params[key] for key in ("question", "answer") if key in asked.params}
     changes = {"kind": "jsonl", "dataset": path, "params": fields, "digest": "", "exchange": "own", "num_tasks": 10**6}
     return RecordEnvironment(asked.model_copy(update=changes))

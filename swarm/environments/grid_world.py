@@ -16,7 +16,7 @@ from swarm.environments.params import Params, verifier_name
 from swarm.episode import OUTCOME, Action, Actions, Message, Transition, TurnStatus
 
 Cell = tuple[int, int]  # row, column
-State = tuple[Cell, bool]  # where one stands, and whether the key is held; True where there is none
+State = tuple[Cell, bool]  # own cell, and True if the key is held or the grid has none
 MOVES: Final = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}
 _WORDS: Final = {**MOVES, **{word[0]: move for word, move in MOVES.items()}}
 _MAX_DRAWS: Final = 200
@@ -52,7 +52,7 @@ class GridWorldEnvironment(NumberedEnvironment):
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Reads the params. Raises ConfigError for one that is unknown or out of bounds."""
+        """Reads the params. Raises ConfigError for a param that is unknown or out of bounds."""
         params = Params(config)
         self._size = params.integer("size", 4, 3, 8)
         self._walls = params.number("walls", 0.2, 0.0, 0.5)
@@ -65,7 +65,7 @@ class GridWorldEnvironment(NumberedEnvironment):
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """Problem with a random grid, its goal 2 to `steps` moves away; if many draws fail, without walls."""
+        """Problem with a random grid, its goal 2 to `steps` moves away; if _MAX_DRAWS fail, 2 or more, no walls."""
         source = random.Random(f"{self.config.seed}:{task_id}")
         for _ in range(_MAX_DRAWS):
             grid = self._draw(source, self._walls)
@@ -88,7 +88,7 @@ class GridWorldEnvironment(NumberedEnvironment):
         return Walk(problem.entry, is_char=self.style == "char")
 
     def demonstration(self, task_id: int) -> Actions:
-        """Actions that earn every reward. Raises LookupError."""
+        """Actions that earn every reward. Raises as `problem`."""
         words = _shortest(self.problem(task_id).entry)
         return tuple(word[0] for word in words) if self.style == "char" else words
 

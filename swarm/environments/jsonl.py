@@ -178,7 +178,7 @@ class FunctionEnvironment(RecordEnvironment):
         return float(cast("Any", given))
 
     def _rescaled(self, value: float, of: str = "") -> float:
-        """Scales a value from `reward_range` to [0, 1]. Raises ValueError outside of it; `of` describes the value."""
+        """Scales a value from `reward_range` to [0, 1]; `of` describes it. Raises ValueError if it is out of range."""
         share = (value - self._low) / (self._high - self._low)
         for end in (0.0, 1.0):  # a weighted sum may miss it by its rounding
             if abs(share - end) < _ROUNDING:
@@ -234,7 +234,7 @@ def is_same_answer(answer: str, reference: str) -> bool:
 
 
 def number_of(text: str) -> float | None:
-    """The finite decimal number that a text is, commas left out; None for other texts and over 40 characters."""
+    """Reads a text as a finite decimal number, without commas; None for other texts and texts over 40 characters."""
     plain = text.strip().replace(",", "")
     if len(plain) > 40 or not plain.isascii() or "_" in plain:
         return None

@@ -60,7 +60,7 @@ def build_environment(config: EnvironmentConfig) -> Environment:
 
 
 def _check_weights(environment: Environment, weights: Mapping[str, float]) -> None:
-    """Raises ConfigError for a weight whose reward a played demonstration lacks; without a demonstration, never."""
+    """Raises ConfigError for a weight whose reward a played demonstration lacks, never without a demonstration."""
     demonstrate = getattr(environment, "demonstration", None)
     if demonstrate is None:
         return
@@ -149,7 +149,7 @@ def _check_package(origin: str, config: EnvironmentConfig) -> None:
 
 
 def signals_of(environment: Environment) -> frozenset[str]:
-    """Names of the signals that an environment gives besides the outcome. Raises ConfigError for an unknown one."""
+    """Names of the signals that an environment gives besides the outcome. Raises ConfigError for an unknown name."""
     signals: frozenset[str] = frozenset(getattr(environment, "signals", ()))
     if unknown := sorted(signals - set(SIGNALS)):
         raise ConfigError(f"environment {environment.name}: signals {', '.join(unknown)}; known: {', '.join(SIGNALS)}")
@@ -172,7 +172,7 @@ def reads_files(config: EnvironmentConfig) -> bool:
 
 
 def record_paths(config: EnvironmentConfig) -> list[Path]:
-    """Existing file or folder that an environment goes on reading after it was built, as a list of at most one."""
+    """The existing file or folder that an environment still reads after it is built, as a list of at most one."""
     config = config.inner or config
     where = config.params.get("path") or (config.dataset if config.kind in ("jsonl", "python") else "")
     if config.kind not in _READS_FILES or not where:

@@ -59,7 +59,7 @@ class LookUpEnvironment(NumberedEnvironment):
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Reads the params. Raises ConfigError for one that is unknown or out of bounds."""
+        """Reads the params. Raises ConfigError for a param that is unknown or out of bounds."""
         params = Params(config)
         self._people = params.integer("people", 6, 1, 20)
         self.style = params.choice("style", "text", ("text", "char"))
@@ -95,11 +95,11 @@ class LookUpEnvironment(NumberedEnvironment):
         )
 
     def begin(self, problem: Problem) -> "LookUp":
-        """Starts an episode, in which nothing was searched yet."""
+        """Starts an episode, without any searches so far."""
         return LookUp(problem.entry, is_char=self.style == "char")
 
     def demonstration(self, task_id: int) -> Actions:
-        """Actions that earn every reward. Raises LookupError."""
+        """Actions that earn every reward. Raises as `problem`."""
         person, place, thing = self.problem(task_id).entry.chain
         if self.style == "char":
             return f"?{person}", f"?{place}", thing

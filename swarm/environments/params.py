@@ -45,14 +45,14 @@ class Params:
         return value
 
     def text(self, name: str, default: str, letters: str) -> str:
-        """The parameter `name`, or `default`: one or more different characters of `letters`. Raises ConfigError."""
+        """The parameter `name`, or `default`: distinct characters of `letters`. Raises ConfigError for other values."""
         value = self._take(name, default)
         if not isinstance(value, str) or not value or len(set(value)) < len(value) or set(value) - set(letters):
             raise self._refusal(name, f"some of the characters {letters!r}")
         return value
 
     def turns(self, default: int) -> int:
-        """The parameter `max_turns`, or `default`: the most actions of an episode. Raises ConfigError."""
+        """The parameter `max_turns`, or `default`: a whole number in [1, MAX_TURNS]. Raises ConfigError otherwise."""
         return self.integer("max_turns", default, 1, MAX_TURNS)
 
     def finish(self) -> None:

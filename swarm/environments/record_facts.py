@@ -1,6 +1,6 @@
 """Facts about a file of questions and right answers that no single record shows: contradictions, repetitions, blanks.
 
-Invariant: only facts, about at most MOST_READ records; `swarm.diagnosis.record_rules` judges which ones do harm.
+Invariant: facts alone, about at most MOST_READ records; `swarm.diagnosis.record_rules` judges which facts do harm.
 """
 
 import json

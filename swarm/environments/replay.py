@@ -17,7 +17,7 @@ from swarm.flow import BoundedTable
 from swarm.interfaces import Environment, Episode
 
 MAX_OBSERVATION_CHARS = 8_192  # of one message; every node cuts a longer one there
-MAX_EPISODES = 1024  # unfinished ones that a process keeps
+MAX_EPISODES = 1024  # unfinished episodes that a process keeps
 MAX_REWARD = 1e6  # of a turn, and of each named reward; squares of more leave float32
 _MAX_NAME_CHARS = 256  # of a state, and of a role
 _MAX_SHOWN_CHARS = 80  # of a value in a message
@@ -33,7 +33,7 @@ class ConfiguredEnvironment:
 
     Args:
         inner: the environment as its class built it.
-        verifier: name that also covers these settings, so that nodes with other settings have another one.
+        verifier: name that also covers these settings, so that nodes with different settings have different names.
         reward_weights: name of each reward that counts -> its weight; empty or None: the outcome alone counts.
         score: judges the last action alone, in place of a replay; None: episodes are replayed.
     """
@@ -105,7 +105,7 @@ class ReplayedEpisode:
             self.step(text)
 
     def outcome(self) -> EpisodeOutcome:
-        """Outcome so far; its reward is the weighted sum of the newest transition's `rewards`, 0 without any."""
+        """Outcome so far; its reward is the weighted sum of the newest transition's `rewards`, clipped to [0, 1]."""
         rewards = self.transitions[-1].rewards if self.transitions else {}
         return EpisodeOutcome(reward=_worth(rewards, self._weights), transitions=tuple(self.transitions))
 
@@ -161,7 +161,7 @@ def replay(environment: Environment, task_id: int, actions: Actions) -> EpisodeO
 
 
 def _scored(score: Score, weights: Mapping[str, float], task_id: int, actions: Actions) -> EpisodeOutcome:
-    """Outcome by `score` alone: empty transitions, but for the last one, which has the named rewards."""
+    """Outcome by `score` alone: empty transitions, then the last transition with the named rewards."""
     if not actions:
         return EpisodeOutcome(reward=0.0, transitions=())
     end = _bounded(Transition(is_end=True, rewards=score(task_id, actions[-1])))

@@ -1,8 +1,8 @@
 """Retry: any environment of single answers, asked again after a wrong answer, with or without a hint.
 
 Invariant: the wrapped environment alone judges each answer, on a fresh episode, and decides which tasks are held out. A
-hint depends only on the right answer and the last one given; where every answer is asked again, the reply does not
-depend on the answer.
+hint depends only on the right answer and the last answer given; with `ask` always, the reply does not depend on the
+answer.
 """
 
 import math
@@ -23,10 +23,10 @@ from swarm.types import Task
 
 HINTS: Final = ("none", "length", "first", "order")
 ASKS: Final = ("wrong", "always")
-_EXAMPLE_CANDIDATES: Final = 64  # tasks that are looked at
+_EXAMPLE_CANDIDATES: Final = 64  # tasks searched for examples
 _NUM_EXAMPLES: Final = 3
 _NUM_LOOKED_AT: Final = 24  # tasks whose right answers are compared
-_MOST_GUESSED: Final = 0.75  # mean outcome of one answer after another: what knowing earns more has to show
+_MOST_GUESSED: Final = 0.75  # largest mean outcome of guessing one answer after another: knowledge must earn more
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?", re.ASCII)
 
 
@@ -117,7 +117,7 @@ class RetryEnvironment:
         return self.inner.reference(task_id)
 
     def demonstration(self, task_id: int) -> Actions:
-        """Actions that earn the full outcome: the right answer, given again as often as asked. Raises LookupError."""
+        """Actions that earn the full outcome: the right answer, repeated if `ask` is always. Raises as `reference`."""
         return (self.reference(task_id),) * (self.max_turns if self.asks_always else 1)
 
 
@@ -131,7 +131,7 @@ class _Example:
 
 
 def _num_answers(inner: Environment) -> float:
-    """Number of different right answers among the first _NUM_LOOKED_AT tasks; infinity if they are fewer."""
+    """Number of different right answers among the first _NUM_LOOKED_AT tasks; infinity if there are fewer tasks."""
     if inner.num_tasks < _NUM_LOOKED_AT:
         return math.inf
     answers: set[str] = set()
@@ -152,7 +152,7 @@ class Attempts:
         self._first = 0.0
 
     def step(self, action: Action) -> Transition:
-        """Ends the episode after the last answer, or a right one unless all are asked again; else asks again."""
+        """Ends the episode after `max_turns` answers or, unless `ask` is always, a right answer; else asks again."""
         retry = self._environment
         judged = retry.inner.episode(self._task_id).step(action)
         value = min(max(judged.rewards.get(OUTCOME, 0.0), 0.0), 1.0)

@@ -22,7 +22,7 @@ from swarm.model.tokenizer import CharTokenizer
 from swarm.types import Task
 
 _WORDS: Final = ("1", "up", "yes", "search a", '<tool_call>{"name": "a", "arguments": {}}</tool_call>', "<tool_call>{")
-_MAX_TURNS: Final = 8  # of the actions that are made up
+_MAX_TURNS: Final = 8  # actions of an invented episode
 _NUM_TASKS: Final = 3  # that are played
 _NUM_VARIED: Final = 6  # episodes of each, of actions that look legal
 _NUM_LEGAL: Final = 16  # tasks whose references may be legal actions
@@ -59,7 +59,7 @@ def read_tried(data: Mapping[str, Any]) -> TriedOut:
 
 
 def try_out(environment: Environment) -> TriedOut:
-    """Builds tasks of the whole range, for about 3 s of CPU at most, and makes up episodes of the first few.
+    """Builds tasks of the whole range, for about _BUILD_S of CPU at most, and invents episodes of the first _NUM_TASKS.
 
     Raises:
         ConfigError: a task, reference or demonstration raises any error but LookupError, or a signal is unknown.
@@ -88,7 +88,7 @@ def try_out(environment: Environment) -> TriedOut:
 
 
 def actions_of(environment: Environment, task_id: int) -> tuple[Actions, ...]:
-    """Actions of three episodes: the demonstration, or else the reference alone; then two with right and wrong ones."""
+    """Actions of three episodes: the demonstration, or else the reference; then two mixtures of right and wrong."""
     right, other = environment.reference(task_id), environment.reference((task_id + 1) % environment.num_tasks)
     demonstrate = getattr(environment, "demonstration", None)
     mixed = (other, *_WORDS, right)
@@ -119,7 +119,7 @@ def _ask(environment: Environment, method: str, task_id: int) -> object:
 
 
 def _varied(action: str, source: random.Random) -> str:
-    """The action, with probability 1/2 with random digits in place of its own."""
+    """The action; with probability 1/2, random digits replace its digits."""
     return re.sub(r"[0-9]", lambda _: str(source.randrange(10)), action) if source.random() < 0.5 else action
 
 
@@ -196,9 +196,9 @@ def _signals_in(turn: Transition) -> set[str]:
 
 
 def require_readable(environment: Environment, tokenizer: Tokenizer) -> None:
-    """Plays a few episodes in this process. Raises ConfigError for a text of theirs that the tokenizer cannot read.
+    """Plays the episodes of `try_out` in this process. Raises ConfigError for a text that the tokenizer cannot read.
 
-    Programs (`program_cpu_s`) are not carried out here: of these environments only the questions are read.
+    Programs (`program_cpu_s`) are not carried out here: of environments with programs only the questions are checked.
     """
     has_programs = getattr(environment, "program_cpu_s", 0.0) > 0
     for each in try_out(environment).tries:
@@ -208,7 +208,7 @@ def require_readable(environment: Environment, tokenizer: Tokenizer) -> None:
 
 
 def narrow_tokenizer(config: ModelConfig) -> Tokenizer | None:
-    """The tokenizer of a model that cannot read every text; None for the others."""
+    """The tokenizer of a character model, which cannot read every text; None for other models."""
     return CharTokenizer() if is_char_model(config.source) else None
 
 

@@ -22,7 +22,7 @@ _MARKS: Final = re.compile(r'\\.|["{}\[\]]', re.DOTALL)  # brackets, quotes, and
 
 
 def parse_action(text: str) -> Action:
-    """The action of a turn: its calls in order, none for plain text; malformed with unreadable or too many calls."""
+    """The action of a turn: its calls in order, none for plain text; malformed if unreadable or over MAX_CALLS."""
     if OPENING in text:
         calls = _tagged_calls(text)
         return Action(text=text, calls=calls or (), is_malformed=calls is None)

@@ -25,7 +25,7 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Episode
 from swarm.plugins import code_version
 
-# Of a task: they work on a machine that we do not have.
+# Hooks of a task that need a machine of its own, which it does not have here.
 _RUNTIME_HOOKS: Final = ("setup", "finalize", "stage_verifier", "runtime_env")
 
 
@@ -166,7 +166,7 @@ class _Try:
             for made, call in zip(calls, action.calls, strict=True):
                 try:
                     said.append((self._tools.call(call), made.id))
-                except Exception as error:  # the tool's word to the model
+                except Exception as error:  # the model reads the error
                     said.append((f"error: {error}", made.id))
                     status = TurnStatus.TOOL_ERROR
             return self._say(said, status)
@@ -201,7 +201,7 @@ class _Try:
 
 
 def _check(origin: str, taskset_id: str, tasks: Sequence[Any], toolsets: Sequence[Any]) -> None:
-    """Raises ConfigError for tasks, all of one type, that declare what is not kept here, or that have no reward."""
+    """Raises ConfigError for tasks, all of one type, that declare an unsupported feature or have no reward."""
     from verifiers.v1.envs.single_agent import SingleAgentEnv
     from verifiers.v1.task import Task
     from verifiers.v1.utils.loaders import default_harness_id, environment_class
@@ -235,7 +235,7 @@ def _check(origin: str, taskset_id: str, tasks: Sequence[Any], toolsets: Sequenc
 
 
 def _is_text(task: Any) -> bool:
-    """True if the prompt of a task is a text, or messages of texts of the system, the user and the model."""
+    """True if the prompt of a task is a text, or text messages of the system, the user and the model."""
     if task.data.prompt is None or isinstance(task.data.prompt, str):
         return True
     return all(
@@ -247,7 +247,7 @@ def _is_text(task: Any) -> bool:
 
 
 def _is_elsewhere(toolset: Any) -> bool:
-    """True if a toolset is served somewhere else, or registers its tools in a way of its own."""
+    """True if a toolset is served outside this process, or overrides how its tools are registered."""
     from verifiers.v1.mcp import Toolset
     from verifiers.v1.runtimes import SubprocessConfig
 

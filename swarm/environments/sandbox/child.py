@@ -52,8 +52,8 @@ FILES_HINT: Final = (
 _HOST_COMMAND: Final = (sys.executable, "-P", "-s", "-B", "-m", "swarm.environments.sandbox.program_host")
 _HOST_ENVIRONMENT: Final = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 _LOOK_AGAIN_S: Final = 0.0005  # least wait between two looks at the CPU time of a first try
-_FIRST_HANG_S: Final = 60.0  # between two looks at a first answer, ended where it used no CPU time between them
-_LEAST_CPU_S: Final = 0.05  # between these looks: less is waiting
+_FIRST_HANG_S: Final = 60.0  # between two checks of a first answer, which ends if it used under _LEAST_CPU_S
+_LEAST_CPU_S: Final = 0.05  # between two checks: an answer with less waits
 _FIRST_CPU_S: Final = 300.0  # of a first answer, with its imports
 
 
@@ -133,7 +133,7 @@ def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list
 
 
 def _answer_first(environment: "Environment") -> None:
-    """Scores a first answer: its imports and caches are no answer's time. Gives up on one that loops or waits."""
+    """Scores a first answer, so that no later answer pays for imports and caches; gives up if it loops or waits."""
     began_s = seen_s = time.process_time()
 
     def look(*_: object) -> None:
@@ -156,7 +156,7 @@ def _host_programs(cpu_s: Mapping[str, float]) -> tuple[socket.socket | None, st
         cpu_s: name of each environment -> CPU seconds that the programs of an action may take; 0: it has none.
 
     Returns:
-        The socket to it, None if there is none; and the reason why no program is carried out here, else "".
+        The socket to that interpreter, or None; and the reason why programs cannot be carried out here, else "".
     """
     names = [name for name, most_s in cpu_s.items() if most_s > 0]
     if not names:
@@ -180,7 +180,7 @@ def _kill(pid: int) -> int:
 
 
 def _serve(sink: int, scorer: "Scorer", in_force: dict[str, bool], places: list[Path], outside: str) -> Never:
-    """Confines this process and tests that, then answers one request after the other until end of file."""
+    """Confines this process, tests the confinement, then answers one request after the other until end of file."""
     try:
         in_force["file_reads"] = leave_readable(places)
         in_force["system_calls"] = forbid_system_calls()
@@ -199,7 +199,7 @@ class Scorer:
         """`answer_cpu_s`: name of each environment -> CPU seconds that one action may take."""
         self._environments = environments
         self._answer_cpu_s = answer_cpu_s
-        self._live = LiveEpisodes()  # of this node: each request adds an action to one
+        self._live = LiveEpisodes()  # episodes of this node: each request adds an action to one episode
 
     def answer(self, frame: bytes) -> bytes:
         """The reply to one request frame."""

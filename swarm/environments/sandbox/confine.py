@@ -106,16 +106,16 @@ def limit_process(memory_bytes: int) -> dict[str, bool]:
 
 
 def limit_memory(memory_bytes: int) -> bool:
-    """Limits the address space of this process and its forks; returns False if the system does not (macOS)."""
+    """Limits the address space of this process and its forks; returns False if the system refuses (macOS)."""
     return _limit(resource.RLIMIT_AS, memory_bytes)
 
 
 def limit_scoring(cpu_s: int, parent: int) -> dict[str, bool]:
-    """Limits a fork of a limited process further: its CPU time, no new processes, and its end with its parent.
+    """Limits a fork of a limited process further: bounds its CPU time, forbids new processes, ends it with its parent.
 
     Args:
         cpu_s: CPU seconds after which the kernel kills this process.
-        parent: id of the process that forked this one; if that has ended, this one exits.
+        parent: id of the parent process; if the parent has ended, this process exits.
 
     Returns:
         Name of each limit -> True if it is in force.
@@ -276,7 +276,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int) -> boo
 
 
 def _bind(descriptor: int, target: Path) -> bool:
-    """Mounts an opened place below the new root; one inside of a mounted place needs no mount. False if refused."""
+    """Mounts an opened place below the new root, unless it is inside a mounted place. Returns False if refused."""
     if target.exists():
         return True
     source = f"/proc/self/fd/{descriptor}"

@@ -16,7 +16,7 @@ _COLLECTIONS: Final = {"list": list, "tuple": tuple, "set": set, "frozenset": fr
 
 
 def encode(value: object) -> bytes:
-    """A value as JSON; one of a subclass becomes its base. Raises TypeError for other types, ValueError if too deep."""
+    """Encodes a value as JSON, a subclass as its base. Raises TypeError for other types, ValueError over MAX_DEPTH."""
     return json.dumps(_tagged(value, 0)).encode()
 
 

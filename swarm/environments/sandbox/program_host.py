@@ -1,7 +1,7 @@
 """The processes that carry out programs: `python -P -s -B -m swarm.environments.sandbox.program_host MEMORY_BYTES`.
 
 A fresh interpreter that holds nothing of an environment. For each scoring process it forks a keeper; the keeper forks a
-supervisor for each program, and this one forks the process of the program before it reads the request.
+supervisor for each program, and the supervisor forks the program's process before it reads the request.
 
 Invariant: the process of a program has its own source and inputs, and nothing else of any task: no test, no expected
 output, no other answer, and no descriptor but its pipes. What it writes is bytes for the scoring process, and how it
@@ -42,12 +42,12 @@ from swarm.environments.sandbox.plain_values import decode, encode, read_frame, 
 
 MAX_OUTPUT_BYTES: Final = 2**20  # that a program prints, or of a value that a function returns
 HANG_S: Final = 5.0  # without CPU time: a busy machine gives some within it
-# Wall-clock seconds for a CPU second, beyond HANG_S: a program that naps on and on holds up its judge.
+# Wall-clock seconds for a CPU second, beyond HANG_S: a program that sleeps again and again delays its judge.
 SLOWEST_PACE: Final = 100.0
 START_S: Final = 946_684_800.0  # of the clock that programs see, 1 January 2000
-TICK_S: Final = 0.001  # of that clock, at each look
+TICK_S: Final = 0.001  # by which each reading advances that clock
 NICE: Final = 5  # programs take what learner and generator leave
-_TURN_S: Final = 0.02  # between two looks at the CPU time of a program
+_TURN_S: Final = 0.02  # between two checks of the CPU time of a program
 _CALLS, _VALUES = 3, 4  # descriptors of a program whose functions are called
 _MAX_DESCRIPTORS: Final = 64
 _MODULES: Final = (
@@ -89,12 +89,12 @@ def main() -> None:
 
 
 def _address_space() -> int:
-    """Bytes of this process's address space, which a limit of a program's comes on top of."""
+    """Bytes of this process's address space, to which the memory limit of a program is added."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
 
 
 def _tried(outside: str) -> dict[str, bool]:
-    """Name of each limit -> True if a process that is confined as a program is was refused what the limit forbids."""
+    """Name of each limit -> True if a test process, confined like a program, was refused what the limit forbids."""
     reader, writer = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
@@ -125,7 +125,7 @@ def _keep(scorer: int, own_bytes: int) -> Never:
 
 
 def _supervise(scorer: int, own_bytes: int) -> Never:
-    """Forks the process of a program, then reads the request, so that the process has no part of it but its own."""
+    """Forks the process of a program, then reads requests, so that the process holds only what it is sent."""
     status = 1
     try:
         inwards, outwards = os.pipe(), os.pipe()
@@ -161,8 +161,8 @@ class _Program:
     def give(self, scorer: int, request: dict[str, Any]) -> dict[str, Any]:
         """Hands a program its source and input, or the call of a function; returns what it wrote, and how it ended.
 
-        Without calls that is all that it prints until it ends, else one value. `ended` is "" while it runs, "done",
-        "failed", "cpu", "hung" or "output". Raises EOFError if the scoring process ended.
+        Without calls, `output` is all that the program prints until it ends, else one value. `ended` is "" while it
+        runs, "done", "failed", "cpu", "hung" or "output". Raises EOFError if the scoring process ended.
         """
         frame, text, has_calls = request["frame"], request["text"], request["has_calls"]
         self._most_cpu_s, data = frame.get("cpu_s", self._most_cpu_s), json.dumps(frame).encode()
@@ -199,7 +199,7 @@ class _Program:
         return {"ended": ended, "output": value.decode("utf-8", "replace"), "cpu_s": self._cpu_s}
 
     def _look(self) -> int | None:
-        """Notes the CPU time; returns the status once the program ended."""
+        """Updates the CPU time; returns the exit status once the program has ended, else None."""
         pid, status, usage = os.wait4(self._pid, os.WNOHANG) if self._pid else (0, 0, None)
         if usage is not None and pid:
             self._pid, self._exit, self._cpu_s = 0, [], usage.ru_utime + usage.ru_stime
@@ -209,7 +209,7 @@ class _Program:
         return None
 
     def _read(self, output: bytearray) -> None:
-        """Adds what the program has written, at most a few bytes more than it may."""
+        """Adds the bytes that the program has written, up to 2^16 bytes beyond MAX_OUTPUT_BYTES."""
         with suppress(BlockingIOError):
             while self._from >= 0 and len(output) <= MAX_OUTPUT_BYTES:
                 part = os.read(self._from, 2**16)
@@ -225,12 +225,12 @@ class _Program:
 
 
 def _length(output: bytearray) -> int:
-    """Bytes of the frame that `output` begins with, those of its length included."""
+    """Size of the frame at the start of `output` in bytes, the 4 bytes of its length included."""
     return 4 + int.from_bytes(output[:4]) if len(output) >= 4 else 4
 
 
 def _become_program(source: int, sink: int, parent: int, own_bytes: int) -> Never:
-    """Reads the program from `source`, gives up all rights and runs it; what comes after it is its input."""
+    """Reads the program from `source`, gives up all rights and runs it; the bytes after the program are its input."""
     status = 1
     try:
         request = json.loads(read_frame(source))
@@ -249,7 +249,7 @@ def _become_program(source: int, sink: int, parent: int, own_bytes: int) -> Neve
 
 
 def _confine(parent: int, cpu_s: float, memory_bytes: int) -> None:
-    """Gives up the rights of this process for good; `_tried` says what that came to."""
+    """Gives up the rights of this process for good; `_tried` tests the effect."""
     limit_scoring(math.ceil(cpu_s) + 1, parent)
     limit_memory(memory_bytes)
     leave_readable([])
@@ -257,7 +257,7 @@ def _confine(parent: int, cpu_s: float, memory_bytes: int) -> None:
 
 
 def _hide_clock() -> None:
-    """Makes `time` and `datetime` count their calls: equal programs see equal times, and waiting takes none."""
+    """Makes `time` and `datetime` count their calls: equal programs see equal times, and `sleep` returns at once."""
     looks = itertools.count(1)
 
     def now_s() -> float:
@@ -281,7 +281,7 @@ def _hide_clock() -> None:
 
 
 def _run(source: str, *, has_calls: bool) -> int:
-    """Runs a program, then the functions that are asked for; returns its exit status, 1 if it raised."""
+    """Runs a program, then the requested functions; returns the exit status, 1 if the program raised."""
     module = types.ModuleType("solution" if has_calls else "__main__")
     sys.modules[module.__name__] = module
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
@@ -312,7 +312,7 @@ def _call(module: types.ModuleType) -> None:
     try:
         function = getattr(module, name) if hasattr(module, name) else getattr(module.Solution(), name)
         reply = b"=" + encode(function(*decode(request["arguments"].encode())))
-    except Exception as error:  # the word of a program
+    except Exception as error:  # of the program, which may raise anything
         reply = b"!" + type(error).__name__.encode()
     write_frame(_VALUES, reply)
 

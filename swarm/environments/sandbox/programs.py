@@ -1,4 +1,4 @@
-"""Programs for the judge in a scoring process: run over an input, or called by their functions, in another process.
+"""Programs for the judge in a scoring process: run on an input, or called function by function, in another process.
 
 Invariant: a program gets its inputs and gives bytes or plain values; tests and expected outputs stay here.
 """
@@ -27,12 +27,12 @@ class ProgramEnded(BaseException):  # no Exception: a test that expects one is n
     """A program ended, or was ended, before a function returned."""
 
 
-class HostGone(BaseException):  # no Exception either: nobody's answer is worth less for it
-    """The processes that carry out programs ended; this one is of no further use."""
+class HostGone(BaseException):  # no Exception either: no answer loses reward for it
+    """The processes that carry out programs ended; this scoring process can score no program any more."""
 
 
 class ProgramRaised(Exception):
-    """A function of a program raised an exception that Python itself does not have."""
+    """A function of a program raised an exception that is not built in, or the end of an iteration."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ _HOST: Final = _Host()
 
 
 def use_host(socket: int) -> None:
-    """Sends programs to the keeper behind a socket from now on."""
+    """Sets the socket of the keeper that carries out programs for this process."""
     _HOST.socket = socket
 
 
@@ -59,7 +59,7 @@ def require_host() -> None:
 
 
 def is_asking() -> bool:
-    """True while an answer of the keeper is awaited, which an exception must not cut in two."""
+    """True while an answer of the keeper is awaited; an exception must not interrupt its reading."""
     return _HOST.is_asked
 
 
@@ -72,8 +72,8 @@ def take_cpu_s() -> float:
 class Program:
     """A program in a process of its own, as a context manager; `ended` says how it ended, "" while it runs.
 
-    Ends: "done" (by itself, with status 0), "failed" (otherwise), "cpu", "hung" (hardly any CPU time for HANG_S) and
-    "output" (it wrote more than MAX_OUTPUT_BYTES).
+    Ends: "done" (by itself, with status 0), "failed" (otherwise), "cpu" (over `cpu_s`), "hung" (no CPU time for HANG_S,
+    or over HANG_S + SLOWEST_PACE x its CPU time in all) and "output" (it wrote more than MAX_OUTPUT_BYTES).
 
     Example:
         with Program("print(int(input()) + 1)", limits) as program:
@@ -89,7 +89,7 @@ class Program:
         self.cpu_s = 0.0
 
     def output(self, text: str) -> str:
-        """All that the program prints for `text` as its standard input, until it ends, whatever way."""
+        """All that the program prints, with `text` as its standard input, until it ends in any way."""
         return self._give(self._begin(has_calls=False), text, has_calls=False)
 
     def call(self, name: str, *arguments: object) -> Any:

@@ -40,7 +40,7 @@ class ScoringProcess:
     """One confined process that scores answers, one request after the other."""
 
     pid: int
-    limits: dict[str, bool]  # name -> whether the kernel enforces it
+    limits: dict[str, bool]  # name -> True if the kernel enforces it
     cpu_s: float  # used, as of its last reply
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -199,7 +199,7 @@ class ScoringProcesses:
 
 
 class SpareProcesses:
-    """Pre-forked scoring processes, at most NUM_SPARE and none before the first `take`; ends any in the background.
+    """Pre-forked scoring processes, at most NUM_SPARE, none before the first `take`; ends processes in the background.
 
     Example:
         process = spares.take() or await processes.start()

@@ -1,9 +1,9 @@
 """Turns for scoring the answers of peers: the account that used the least time lately goes first.
 
-Time counts against the key that signed the answers and against its origin; the peer that passed them on is the origin
-only of a key whose own origin is unknown. Invariant: known producers, newcomers and slow answers all get turns, and
+Time counts against the key that signed the answers and against its origin; the peer that relayed the answers is the
+origin only of a key whose own origin is unknown. Invariant: known producers, newcomers and slow answers get turns, and
 newcomers and slow answers never hold all places together. No account holds two places of a lane. Among known producers
-the established ones go first, but every SHARE-th turn goes to the others: one admitted group makes a free key known.
+the established ones go first, but every SHARE-th turn goes to the others, since one admitted group makes a key known.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ class ScoringTurns:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._used_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)
-        self._overran_s = BoundedTable[tuple[str, str], float](MAX_ACCOUNTS)  # by environment: when one took too long
+        self._overran_s = BoundedTable[tuple[str, str], float](MAX_ACCOUNTS)  # by key and environment: newest overrun
         self._holding: list[set[str]] = [set() for _ in Lane]  # accounts
-        # By account and, in it, by producer: a flood makes the lines longer, and the choice hardly dearer.
+        # By account and, in it, by producer: a flood lengthens the queues, but hardly slows the choice.
         self._waiting: list[dict[str, FairTable[str, _Waiter]]] = [{} for _ in Lane]
         self._num_waiting = 0
-        self._num_first = 0  # turns of established ones, one after the other
+        self._num_first = 0  # consecutive turns of established accounts
 
     def lane_of(self, producer: Producer, env: str) -> Lane:
         """Lane in which a producer's answers are tried first; slow answers in other environments have no effect."""
@@ -139,7 +139,7 @@ class ScoringTurns:
             waiter.place.set_result(None)
 
     def _next(self) -> _Waiter | None:
-        """Next waiter with room, or None: from lanes that hold no place, then from the others, the known one last."""
+        """Next waiter that a place is free for, or None; lanes without a place come first, the known lane last."""
         lanes = [lane for lane in Lane if self._waiting[lane] and self._has_room(lane)]
         for lane in sorted(lanes, key=lambda lane: bool(self._holding[lane]) * (1 + (lane is Lane.KNOWN))):
             waiter = self._next_in(lane)
@@ -173,7 +173,7 @@ class ScoringTurns:
 def _blamed(producer: Producer) -> set[str]:
     """Keys whose next answers go to the slow lane: the producer's, and its account's while the producer is unknown.
 
-    A neighbour that passed the answers on is never among them, since it passes on those of others, too.
+    A neighbour that relayed the answers is never among these keys, since it relays the answers of others, too.
     """
     is_alone = producer.is_known or producer.is_relayed
     return {producer.node_id} if is_alone else {account_of(producer), producer.node_id}

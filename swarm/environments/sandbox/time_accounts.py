@@ -1,8 +1,8 @@
 """CPU seconds that groups of other nodes take before they are admitted, by party and minute.
 
-Invariant: an account that has used its seconds of a minute gets no more, however many keys are behind it. One part in
-SHARE of these seconds is kept for first tries of keys that have hardly used any, so that a key is still tried if
-another one of its subnet or neighbour uses up all the rest.
+Invariant: an account that has used its seconds of a minute gets no more, however many keys share it. One part in SHARE
+of these seconds is kept for first tries of keys that have used less than KEY_TRIES_S, so that a key is still tried if
+another key of its subnet or neighbour has used up the rest.
 """
 
 import math
@@ -44,7 +44,7 @@ class TimeAccounts:
         self._most_s = most_s_per_minute * _PER_MINUTE
         self._spent_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)
         self._first_tries_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)  # by account, too
-        self._of_key_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)  # own table: free keys push out only each other
+        self._of_key_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)  # own table: free keys evict only each other
 
     def allowance(self, producer: Producer) -> Allowance:
         """Allowance of a producer's next group."""

@@ -43,10 +43,10 @@ MAX_REQUEST_BYTES: Final = 16 * 2**20
 # CPU seconds of a minute that reading and replaying the groups of one party may take: a quarter of a core. Groups
 # beyond that are refused, and not charged.
 REPLAY_S_PER_MINUTE: Final = 15.0
-# Of the CPU time that all answers of a request may take (8 ms for 8 answers of 50 ms): a first try. Honest answers
-# take a tenth of a millisecond to a few; beyond it the whole request is scored again among the slow ones.
+# Share of a request's CPU bound that a first try may take (8 ms for 8 answers of 50 ms). Honest answers take 0.1 ms to
+# a few ms; a request that exceeds its first try is scored again, among the slow ones.
 FIRST_SHARE: Final = 0.02
-FIRST_MOST_S: Final = 0.1  # of it, however much an environment declares for an action
+FIRST_MOST_S: Final = 0.1  # bound of a first try, whatever an environment declares for an action
 FIRST_TIMEOUT_SHARE: Final = 0.2  # of timeout_s
 MOST_PLAYING: Final = 16  # processes of own episodes, where steps take longer than SLOW_STEP_S
 PROGRAM_PACE: Final = 20.0  # wall-clock seconds for a CPU second of programs: they have the lowest priority of all
@@ -66,9 +66,9 @@ class SandboxVerifier:
     """An `interfaces.Verifier` over confined, long-lived processes, started when first needed.
 
     One process scores the answers of this node, others play its episodes, and others score the answers of peers in the
-    order of `ScoringTurns`, one of them those that exceeded a first try. A process is replaced once it used
-    PROCESS_CPU_S of CPU, and killed when one answer takes more CPU time than its environment allows, or a request more
-    time than `limits.timeout_s`.
+    order of `ScoringTurns`, one of them the answers that exceeded a first try. A process is replaced once it has used
+    PROCESS_CPU_S of CPU, and killed when one answer takes more CPU time than its environment allows, or a request takes
+    more time than `limits.timeout_s`, plus the time of programs.
     """
 
     def __init__(self, configs: tuple[EnvironmentConfig, ...], limits: SandboxConfig) -> None:
@@ -92,7 +92,7 @@ class SandboxVerifier:
         self._spares = SpareProcesses(self._processes)  # in place of those that a first try costs
         self._is_closed = False
         self.num_started = 0  # scoring processes
-        self.num_replaced = 0  # of them in the place of one that was ended
+        self.num_replaced = 0  # processes started in place of an ended one
         self.own_s = 0.0  # time spent on scoring own answers, one group at a time
 
     async def verify(
@@ -101,7 +101,7 @@ class SandboxVerifier:
         """Rebuilds the task and replays each episode, as `swarm.interfaces.Verifier.verify`.
 
         Raises:
-            LookupError, RolloutFailed: as there; LookupError also if a peer's task cannot be built.
+            LookupError, RolloutFailed: as `Verifier.verify`; LookupError also if a peer's task cannot be built.
             TooLarge: the request exceeds MAX_REQUEST_BYTES; nothing was sent.
             OverBudget: the groups of the producer's account have taken all the time that they may for now.
             ConfigError: the environments cannot be built.
@@ -230,7 +230,7 @@ class SandboxVerifier:
     async def _ask_one_of(
         self, idle: list[ScoringProcess], request: "_Request", producer: Producer | None = None
     ) -> Verdict | Exception:
-        """The verdict, or the error to raise, of an idle or new process; one that ends is replaced in the same turn."""
+        """Asks an idle or new process; returns the verdict, or the error to raise. Replaces a process that ends."""
         process = await self._waiting(idle) or await self._replacement(idle)
         began_s = asyncio.get_running_loop().time()
         try:
@@ -321,7 +321,7 @@ class SandboxVerifier:
         return self._processes.program_cpu_s.get(request.env, 0.0) > 0
 
     def _timeout_s(self, request: "_Request") -> float:
-        """Wall-clock seconds for a request; programs get time beyond that, as they run on what others leave."""
+        """Wall-clock seconds for a request; programs add PROGRAM_PACE x their CPU bound, as they have low priority."""
         if request.is_first_try:
             return self._limits.timeout_s * FIRST_TIMEOUT_SHARE
         program_s = self._processes.program_cpu_s.get(request.env, 0.0)
