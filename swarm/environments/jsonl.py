@@ -93,7 +93,7 @@ class RecordEnvironment(AnswerEnvironment):
         )
 
     def _chat(self, task_id: int, messages: object) -> tuple[Message, ...]:
-        """Messages up to the last user message, the question; () without one. Raises LookupError for malformed ones."""
+        """Messages up to the last user message, the question; () without one. Raises LookupError if malformed."""
         given = cast("list[Any]", messages) if isinstance(messages, list) else []
         while given and not (isinstance(given[-1], dict) and given[-1].get("role") == "user"):
             given = given[:-1]

@@ -16,7 +16,7 @@ MAX_TURNS: Final = 64  # largest `max_turns` of an environment here
 
 
 class Params:
-    """Reader of the `params` of a section: each method reads one parameter, and `finish` refuses the unread ones."""
+    """Reader of the `params` of a section: each method reads one parameter, and `finish` refuses unread parameters."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config

@@ -87,7 +87,7 @@ class RetryEnvironment:
         return replace(task, messages=(*self._worked(task), *task.messages), max_turns=self.max_turns)
 
     def _find_examples(self) -> "tuple[_Example, ...]":
-        """Three tasks with different answers, one more than a chat shows. Raises ConfigError if too few are found."""
+        """Finds _NUM_EXAMPLES tasks with different answers, one more than a chat shows. Raises ConfigError if fewer."""
         found: dict[str, _Example] = {}
         for task_id in range(min(self.num_tasks, _EXAMPLE_CANDIDATES)):
             with suppress(LookupError):  # a record without its field

@@ -38,7 +38,7 @@ def render_call(call: ToolCall) -> str:
 
 
 def _tagged_calls(text: str) -> tuple[ToolCall, ...] | None:
-    """Every tagged call; None if one of them cannot be read or there are more than MAX_CALLS."""
+    """Every tagged call; None if a call cannot be read or there are more than MAX_CALLS."""
     _, *parts = text.split(OPENING, MAX_CALLS + 1)
     calls: list[ToolCall] = []
     for part in parts:

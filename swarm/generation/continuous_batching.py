@@ -39,7 +39,7 @@ class _Kept:
 
 
 class Decoding:
-    """One call in progress: waiting rows, at most `max_rows` running ones, and rows that are parked between two turns.
+    """One call in progress: waiting rows, at most `max_rows` running rows, and rows parked between two turns.
 
     Waiting rows begin in order of their prompts' lengths, so that rows of similar length run together and little is
     padded; responses to one prompt follow each other, so that each prompt is prefilled once (again when weights were

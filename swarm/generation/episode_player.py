@@ -27,7 +27,7 @@ Step = Callable[[str, int, Actions], "Future[EpisodeOutcome]"]
 
 
 class EpisodePlayer:
-    """Player of the environments of a batch of tasks; an engine calls its `observe`.
+    """Plays the environments of a batch of tasks; an engine calls `observe` after each action.
 
     Example:
         player = EpisodePlayer(tokenizer, limits, step, tasks, num_samples=8)
@@ -71,7 +71,7 @@ class EpisodePlayer:
             return None
         except CancelledError:  # the node stops
             return None
-        except Exception as error:  # the engine waits for an answer: whatever happened, there is none
+        except Exception as error:  # the engine waits for an answer: after any error it gets None
             _warn(self._tasks[rollout], error)
             return None
         if not self._limits.has_room(self._num_tokens[rollout], len(observation.token_ids)):
@@ -81,7 +81,7 @@ class EpisodePlayer:
 
 
 def _warn(task: Task, error: Exception) -> None:
-    """Logs why an episode broke off, at most once a minute for each environment, as all of its episodes may."""
+    """Logs the reason why an episode broke off, at most once per WARN_EVERY_S for each environment."""
     now_s = time.monotonic()
     if now_s - _warned_at_s.get(task.env, -WARN_EVERY_S) < WARN_EVERY_S:
         return
@@ -94,7 +94,7 @@ def _warn(task: Task, error: Exception) -> None:
 def player_of(
     tokenizer: Tokenizer, limits: EpisodeLimits, step: Step | None, tasks: Sequence[Task], num_samples: int
 ) -> Observe | None:
-    """Function `observe` for an engine that answers these tasks; None if all of them have one turn."""
+    """The function `observe` for an engine that answers these tasks; None if every task has one turn."""
     if all(task.max_turns == 1 for task in tasks):
         return None
     assert step is not None, "tasks of several turns, and nobody who plays their environments"

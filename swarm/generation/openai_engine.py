@@ -272,7 +272,7 @@ class OpenAIGenerator:
         return scores
 
     def _each(self, inputs: Sequence[Given], do: Callable[[Given], Made], otherwise: Made) -> list[Made]:
-        """Results of `do` for all inputs, at most `max_rows` at a time; `otherwise` for the cancelled ones."""
+        """Results of `do` for all inputs, at most `max_rows` at a time; `otherwise` for cancelled inputs."""
 
         num_done = itertools.count(1)
 

@@ -92,7 +92,7 @@ class DiskWeights:
             raise ConfigError(f"engine.options.weights_dir {str(folder)!r}: {error}") from error
 
     def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
-        """Has the server load the tensors or, if that fails, the former ones again. Raises as `Taking.take`."""
+        """Has the server load the tensors or, if that fails, the former tensors again. Raises as `Taking.take`."""
         if _layout(weights) != self._layout:
             raise ConfigError(f"weights: step {version.step} has other tensors than the run's model")
         fresh, before = self._written(version, weights), self._serving

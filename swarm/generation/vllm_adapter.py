@@ -95,7 +95,7 @@ class VllmAdapter:
             return [_progress(output) for output in self._engine.step()]
 
     def reload(self, path: Path | None) -> None:
-        """Loads the weights from a safetensors file; if `path` is None, restores those that the engine started with."""
+        """Loads the weights from a safetensors file; if `path` is None, restores the engine's initial weights."""
         with at_most(self._stall_s):
             if path is None:
                 self._engine.collective_rpc("swarm_reload_first")

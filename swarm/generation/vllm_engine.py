@@ -46,8 +46,8 @@ class VllmGenerator:
     sequences in progress keep their entries of the KV cache; prompts without a token of their answer are read again by
     the new weights.
 
-    Seeds are those of every engine (`SampleSeeds`); equal seeds give equal samples as far as vLLM computes the same
-    numbers in other batches, which on CPU in float32 it nearly always does.
+    Seeds come from `SampleSeeds`, as in every engine; equal seeds give equal samples as far as vLLM computes the same
+    numbers in different batches (on CPU in float32 nearly always).
 
     Example:
         generator = VllmGenerator.from_config(config, tokenizer, PolicyVersion(policy_id=node_id, step=0))

@@ -166,7 +166,7 @@ class _Countdown:
 
 
 class SignsOfLife:
-    """Reports the number of tokens that the engine has made to the worker, at most once per SIGN_EVERY_S."""
+    """Reports to the worker the number of tokens that the engine has made, at most once per SIGN_EVERY_S."""
 
     def __init__(self, answer: Callable[[JsonDict], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._answer, self._monotonic_s = answer, monotonic_s
@@ -234,7 +234,7 @@ def _check_names(names: Sequence[str], shapes: Shapes) -> None:
 
 
 def shapes_of(folder: Path, dtype: str) -> Shapes:
-    """Dtype and shape of the published tensors of a model: those of its checkpoint, a tied output head once."""
+    """Dtype and shape of the published tensors of a model, from its checkpoint, without a tied output head."""
     from safetensors import safe_open
 
     shapes: Shapes = {}

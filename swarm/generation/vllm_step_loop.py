@@ -89,7 +89,7 @@ class StepEngine(Protocol):
         ...
 
     def reload(self, path: Path | None) -> None:
-        """Loads the weights from a safetensors file; if `path` is None, restores those that the engine started with."""
+        """Loads the weights from a safetensors file; if `path` is None, restores the engine's initial weights."""
         ...
 
 
@@ -176,7 +176,7 @@ class EngineLoop:
         self._inbox.put(self._cancel)
 
     def load(self, new: NewWeights) -> "Future[LoadReport]":
-        """Requests new weights, at once if `in_flight`, else after the running rows. May fail with WeightsRefused."""
+        """Requests new weights, at once if `in_flight`, else after the running rows. May end in WeightsRefused."""
         done = Future[LoadReport]()
         self._inbox.put(lambda: self._changes.append((new, done)))
         return done

@@ -31,7 +31,7 @@ class _Known:
 
 
 class ConversationMemory:
-    """Token ids of the newest conversations answered here, at most MAX_CONVERSATIONS with `max_tokens` in all.
+    """Token ids of the newest conversations answered here, at most MAX_CONVERSATIONS and `max_tokens` in all.
 
     Example:
         prompt = memory.prompt(messages)

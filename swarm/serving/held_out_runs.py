@@ -31,7 +31,7 @@ class MeasuredTask:
 
 
 def evaluations_of(owner: str, tasks: Sequence[MeasuredTask]) -> list[Evaluation]:
-    """A round as an evaluation, after one with the first result of each task where some are new.
+    """Evaluations of a round's newest results; those of all first results precede them if the round has new tasks.
 
     Args:
         owner: name of the key.

@@ -488,7 +488,7 @@ class OpenAiApp:
     async def _steps(
         self, requests: Sequence[CompletionRequest], stop: Sequence[str], chat: "_Chat | None" = None
     ) -> AsyncGenerator[tuple[int, AnswerPiece | Answer]]:
-        """Yields the pieces and answers of all requests as they come, each with the index of its request.
+        """Yields the pieces and answers of all requests as they arrive, each with the index of its request.
 
         `chat`: chat whose answers are recorded (`_finish`) before they are yielded.
         """

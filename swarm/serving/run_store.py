@@ -240,7 +240,7 @@ class RunStore:
     ) -> list[list[MeasuredTask]]:
         """Gives an open held-out run its rewards; returns the rounds that end with it, none if it was over already.
 
-        Of more than MAX_OUTCOMES tasks of a key further ones are not measured.
+        A new task of a key that has MAX_OUTCOMES tasks is not measured.
         """
         owner, task, step, rounds = row.owner, row.task, row.oldest_step, list[list[MeasuredTask]]()
         statement = "UPDATE runs SET rewards = ?, rewarded_s = ?, state = ? WHERE number = ? AND state = ?"
@@ -264,7 +264,7 @@ class RunStore:
         return rounds
 
     def quiet_rounds(self, before_s: float, called_s: float) -> list[tuple[str, list[MeasuredTask]]]:
-        """Ends the rounds (key, tasks) whose last reward came before `before_s` (wall clock).
+        """Ends and returns the rounds (key, tasks) whose last reward is not after `before_s` (wall clock).
 
         A key with an open held-out run that was begun, or had a call, since `called_s` is left out.
         """

@@ -328,7 +328,7 @@ class WeightFollower:
     # --- inputs: our own worker ------------------------------------------------------------------------
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
-        """The manifests that lead from the engine's version to the newest one that is complete on the disk.
+        """The manifests that lead from the engine's version to the newest version that is complete on the disk.
 
         Args:
             held: version in the engine; None: nothing of the followed lineage.
@@ -428,7 +428,7 @@ class WeightFollower:
 
     @property
     def _is_listed(self) -> bool:
-        """True once the trainer has listed all versions (the best patch may come last), or is disconnected."""
+        """True once the trainer has listed all versions (the best patch may come last), or while it is disconnected."""
         return self.credit.head_step is not None or self.policy_id not in self.sources.connected
 
     def _ready_patches(self) -> tuple[Patch, ...]:

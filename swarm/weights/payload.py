@@ -187,7 +187,7 @@ class StreamReader:
             filled += len(part)
 
     def numbers(self, layout: struct.Struct) -> tuple[int, ...]:
-        """The fields of the struct that comes next. Raises MalformedPayload if the payload ends early."""
+        """Reads the fields of the next struct. Raises MalformedPayload if the payload ends early."""
         return layout.unpack(self.take(layout.size))
 
     def stream(self, min_bytes: int, max_bytes: int) -> bytes:

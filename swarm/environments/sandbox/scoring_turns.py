@@ -87,7 +87,7 @@ class ScoringTurns:
             self._used_s.add(key, seconds, self._now_s())
 
     def note_overrun(self, producer: Producer, env: str) -> None:
-        """Notes that a producer's answers exceeded a first try: for SLOW_FOR_S, those in `env` go to the slow lane."""
+        """Records an overrun of a first try: for SLOW_FOR_S, the producer's answers in `env` go to the slow lane."""
         for key in _blamed(producer):
             self._overran_s[key, env] = self._now_s()
 

@@ -414,7 +414,7 @@ def _verdict(request: _Request, reply: dict[str, Any]) -> Verdict:
 
 
 def _outcomes(values: Any) -> tuple[EpisodeOutcome, ...]:
-    """Outcomes of a reply, repeated ones mostly parsed once. Raises ValueError or TypeError if one is malformed."""
+    """Outcomes of a reply; equal outcomes are mostly parsed once. Raises ValueError or TypeError if malformed."""
     outcomes: list[EpisodeOutcome] = []
     known: list[tuple[Any, EpisodeOutcome]] = []  # the last few: answers are mostly right or wrong
     for value in values:
