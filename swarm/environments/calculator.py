@@ -137,7 +137,7 @@ class Calculation:
 
 
 def value_of(expression: str) -> str | None:
-    """Value of an expression over whole numbers with + - * / and brackets: `46`, or `7/2` where it is no whole number.
+    """Value of an expression over whole numbers with + - * / and brackets: `46`, or `7/2` if it is no whole number.
 
     None for other texts, texts over 200 characters, a division by zero, and a numerator over 60 or denominator over 9
     digits.

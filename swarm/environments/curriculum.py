@@ -147,7 +147,7 @@ class _Appearances:
                 self.following.setdefault(task.problem, offset)
 
     def distance(self, task: Task, offset: int) -> int:
-        """Distance, in numbers, from `offset` to the nearest appearance of the question, at most `spacing`."""
+        """Number of offsets between `offset` and the nearest appearance of the question, at most `spacing`."""
         before = offset - self.last.get(task.problem, offset - self.spacing)
         after = self.following.get(task.problem, offset + self.spacing) - offset
         return min(before, after, self.spacing)

@@ -49,7 +49,7 @@ class Problem:
 
 
 class NumberedEnvironment(ABC):
-    """An `interfaces.Environment` over task ids 0..num_tasks-1; caches the 256 problems used last."""
+    """An `interfaces.Environment` over task ids 0..num_tasks-1; caches the problems used last."""
 
     answer_cpu_s = ANSWER_CPU_S  # CPU seconds that one action may take, without the building of its problem
     max_turns = 1  # most actions of an episode

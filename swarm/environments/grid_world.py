@@ -151,7 +151,7 @@ def show(grid: Grid, state: State) -> str:
 
 
 def show_char(grid: Grid, state: State) -> str:
-    """Own cell, cell of the key or else the goal, and `#` for each blocked move up, right, down, left: `b2d4-#--=`."""
+    """Own cell, cell of the missing key or goal, and `#` for each blocked move up, right, down, left: `b2d4-#--=`."""
     target = grid.goal if state[1] or grid.key is None else grid.key
     around = ("#" if grid.after(state, move) is None else "-" for move in MOVES.values())
     return f"{_name(state[0])}{_name(target)}{''.join(around)}="

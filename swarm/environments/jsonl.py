@@ -254,7 +254,7 @@ class Records(NamedTuple):
 
 
 def open_records(config: EnvironmentConfig, where: str) -> Records:
-    """Opens a .jsonl file. Raises ConfigError if it is missing or empty, or has another digest or too long a line."""
+    """Opens a .jsonl file. Raises ConfigError if it is missing or empty, has another digest or an overlong line."""
     if not where:
         raise ConfigError(f"environment {config.name}: dataset must be a path")
     if not where.endswith(".jsonl"):

@@ -84,7 +84,7 @@ def _build(config: EnvironmentConfig) -> Environment:
 
 
 def load_plugin(config: EnvironmentConfig) -> Environment:
-    """An instance of the class that `config.dataset` names ("module:Class", "path/file.py:Class", or an entry point).
+    """Builds an instance of the class `config.dataset` ("module:Class", "path/file.py:Class", or an entry point).
 
     The class is called with the configuration section and must make an `interfaces.Environment`. Its code runs in the
     sandbox to score answers, and in the worker to ask questions. If the section has a digest, the installed package

@@ -190,7 +190,7 @@ def _shown(value: object) -> str:
 
 
 def _bounded(transition: Transition) -> Transition:
-    """The transition with texts cut and rewards clipped to their bounds; the same object if all are within, as usual.
+    """The transition with texts cut and rewards clipped to their bounds; usually the same object, with nothing to cut.
 
     Raises:
         ValueError: a reward is no finite number.

@@ -48,7 +48,7 @@ def mismatch_nats(canaries: Sequence[Canary], score: Score) -> float:
 
 
 def check_canaries(version: PolicyVersion, canaries: Sequence[Canary], score: Score, tolerance_nats: float) -> float:
-    """Mismatch of the canaries, in nats per token, checked to be within the tolerance.
+    """Computes the mismatch of the canaries, in nats per token, and compares it with the tolerance.
 
     Raises:
         WeightsRefused: the mismatch exceeds the tolerance, or a canary cannot be scored.

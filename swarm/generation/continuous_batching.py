@@ -97,7 +97,7 @@ class Decoding:
         self._waiting.append(row)
 
     def leave(self, gone: Collection[int]) -> None:
-        """Drops the waiting and running rows with these indices, which must be rows of one action."""
+        """Drops the waiting and running rows with these indices, each a row of a single action."""
         self._waiting = deque(row for row in self._waiting if row.index not in gone)
         if any(row.index in gone for row in self._running):
             assert self._entries is not None
@@ -260,7 +260,7 @@ class Decoding:
         return [row.is_running for row in rows]
 
     def _is_full(self, row: Row, more: int = 1) -> bool:
-        """True if `more` tokens do not fit into the conversation of the row, which may have a part of its tokens."""
+        """True if `more` tokens do not fit into the row's conversation, which may hold only some of its tokens."""
         most = self._positions - more
         return self._positions > 0 and len(row.prompt_ids) + len(row.tokens) > most and len(row.context) > most
 

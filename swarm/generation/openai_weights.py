@@ -67,7 +67,7 @@ class NoWeights:
 
 
 class DiskWeights:
-    """Replacement of all weights in place by SGLang's `/update_weights_from_disk`, which also empties its prefix cache.
+    """Replaces all weights in place through SGLang's `/update_weights_from_disk`, which also empties the prefix cache.
 
     Args:
         client: client of the server.
@@ -127,7 +127,7 @@ class DiskWeights:
 
 
 class LoraAdapters:
-    """Loading of low-rank adapters, each under its own name, by vLLM's `/v1/load_lora_adapter`.
+    """Loads low-rank adapters, each under its own name, through vLLM's `/v1/load_lora_adapter`.
 
     The server needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank, and must serve the run's
     base model.
@@ -187,7 +187,7 @@ class _Folders:
             shutil.rmtree(left, ignore_errors=True)
 
     def written(self, version: PolicyVersion, write: Callable[[Path], None]) -> Path:
-        """Makes a folder that `write` fills. Raises ConfigError if it cannot be made, WeightsRefused if not filled."""
+        """Makes a folder that `write` fills. Raises ConfigError without a folder, WeightsRefused if `write` fails."""
         name = f"{_PREFIX}{self._start}-{next(self._numbers)}-step{version.step}-{short(version.digest) or 'x'}"
         folder = self._directory / name
         try:

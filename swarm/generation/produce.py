@@ -78,7 +78,7 @@ def produce(
 
 @dataclass(frozen=True, slots=True)
 class GroupProducer:
-    """The training tasks of a node and the engine that answers them (blocking).
+    """Generates the rollout groups of a node's training tasks (blocking).
 
     Example:
         groups = GroupProducer(engine, tokenizer, mixture.tasks, config.generator, run_id, node_id, clock).produce(0, 4)

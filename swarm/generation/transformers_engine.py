@@ -249,7 +249,7 @@ class TransformersGenerator:
         )
 
     def _goes_on(self, decoding: Decoding) -> bool:
-        """Waits for an environment if nothing else is left to do; False if all rows ended or the call is cancelled."""
+        """Waits for an environment if no row can go on; False once all rows have ended or the call is cancelled."""
         self._decoding = decoding  # first: a cancellation from now on ends the wait
         while decoding.is_stalled and decoding.goes_on and not self._cancelled.is_set():
             decoding.news.wait()

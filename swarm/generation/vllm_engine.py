@@ -259,7 +259,7 @@ class VllmGenerator:
     # --- the process ---------------------------------------------------------------------------
 
     def _call(self, name: str, body: object) -> Any:
-        """Result of a call that changes nothing, repeated once if the process ended during it. Raises RolloutFailed."""
+        """Makes a call that changes nothing, once more if the process ends during the call. Raises RolloutFailed."""
         for _ in range(2):
             process = self._alive()
             try:
@@ -304,7 +304,7 @@ class VllmGenerator:
 
 
 def _merging(model: ModelConfig) -> Callable[[PublishedTensors], PublishedTensors]:
-    """Function that merges adapters into the base model, which is loaded here and kept (blocking, slow)."""
+    """Loads the base model (blocking, slow); returns a function that merges adapters into the model's weights."""
     base = published_state(load_model(model.model_copy(update={"lora_rank": 0})).network)
     return lambda adapters: merged_tensors(base, adapters, model.lora_scale)
 

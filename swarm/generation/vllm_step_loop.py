@@ -168,7 +168,7 @@ class EngineLoop:
         return self._version
 
     def submit(self, rows: Sequence[PendingSequence]) -> None:
-        """Schedules sequences; calls `ended` of each one at its end, in the thread of `run`."""
+        """Schedules sequences; calls `ended` of each sequence when it ends, in the thread of `run`."""
         self._inbox.put(lambda: self._waiting.extend(rows))
 
     def cancel(self) -> None:
@@ -258,7 +258,7 @@ class EngineLoop:
     # --- changes of weights --------------------------------------------------------------------
 
     def _change_weights(self, new: NewWeights, done: "Future[LoadReport]") -> None:
-        """RELOAD, RESTART, SCORE, then COMMIT or ROLL BACK. Rows that end during it are reported after the verdict."""
+        """RELOAD, RESTART, SCORE, then COMMIT or ROLL BACK; only then are rows reported that ended in between."""
         began_s, before = time.monotonic(), self._version
         marks = [(row, len(row.tokens)) for row in self._running.values()]
         try:

@@ -205,7 +205,7 @@ class AgentRuns:
     # --- groups -----------------------------------------------------------------------------------------
 
     async def hand_over_loop(self, put: Put, report: Report) -> None:
-        """Closes groups whose time is over, and hands complete ones to the node, until cancelled.
+        """Closes due groups and hands closed groups to the node every LOOK_EVERY_S, until cancelled.
 
         Args:
             put: takes a group.

@@ -265,7 +265,7 @@ class OpenAiApp:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _prepared(self, request: Request, asked: ChatRequest) -> "_Chat":
-        """A chat that is ready to be answered, and the run that it belongs to. Raises RequestRefused."""
+        """Converts a chat request for the engine, with the run that it belongs to. Raises RequestRefused."""
         run = await self._run_of(request)
         form = form_of(asked)
         messages = form.shown(messages_of(asked.messages))
@@ -643,7 +643,7 @@ class OpenAiApp:
         return asked
 
     async def _encoded(self, encode: Callable[[Any], Any], what: object) -> Any:
-        """Result of `encode`, run in a thread since a long text takes long. Raises RequestRefused."""
+        """Runs `encode` in a thread, since long texts take long; returns its result. Raises RequestRefused."""
         try:
             return await asyncio.to_thread(encode, what)
         except ConfigError as error:

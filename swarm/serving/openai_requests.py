@@ -75,7 +75,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class RequestRefused(Exception):
-    """The request is refused with an HTTP status; the message names field, value and bound."""
+    """A request is refused with an HTTP status; the message names field, value and bound."""
 
     def __init__(self, message: str, field: str = "", status: int = 400) -> None:
         super().__init__(message)

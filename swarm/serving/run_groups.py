@@ -71,7 +71,7 @@ def recorded_call(answer: Answer, sampling: Sampling) -> RecordedCall:
 
 
 def why_not_learned(calls: Sequence[RecordedCall], max_episode_tokens: int) -> str:
-    """Reason for which no episode can be made of a run's calls, with value and bound; "" if one can."""
+    """Reason why a run's calls cannot become an episode, with value and bound; "" if they can."""
     if not calls:
         return "no call was recorded"
     if len(calls) > MAX_TURNS:

@@ -325,7 +325,7 @@ class RunStore:
         return [RecordedRun(calls=self.calls(run), rewards=json.loads(rewards)) for run, rewards in rows]
 
     def settle(self, group: int, note: str = "") -> None:
-        """Records that a group was handed over, or with a note that it could not be; drops the calls of its runs."""
+        """Records that a group was handed over or, if there is a note, refused; drops the calls of its runs."""
         state = RunState.REFUSED if note else RunState.LEARNED
         with self._changing():
             self._do("DELETE FROM calls WHERE run IN (SELECT number FROM runs WHERE in_group = ?)", (group,))

@@ -60,7 +60,7 @@ class TextStream:
         return self._text
 
     def _decode(self, is_last: bool) -> None:
-        """Decodes the held tokens, unless they end in a part of a character, after the token that spaces depend on."""
+        """Decodes the held tokens, unless they end within a character; the token before them decides about spaces."""
         known = self._tokenizer.decode(self._held[: self._num_known])
         new = self._tokenizer.decode(self._held)[len(known) :]
         if new.endswith(_PARTIAL) and not is_last and len(self._held) < _MOST_HELD:

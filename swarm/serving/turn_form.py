@@ -137,7 +137,7 @@ def form_of(asked: ChatRequest) -> TurnForm:
 
 
 def messages_of(chat: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """The conversation to answer, calls written into the text of their turns.
+    """Converts a chat to the conversation to answer, with calls written into the text of their turns.
 
     Raises:
         RequestRefused: the last message is the assistant's, a call lacks its result, or a result lacks its call.
@@ -168,7 +168,7 @@ def messages_of(chat: Sequence[ChatMessage]) -> tuple[Message, ...]:
 
 
 def assistant_text(content: str, calls: Sequence[tuple[str, Any]]) -> str:
-    """Text of a turn of the model: the content alone, or without outer white space and followed by its calls."""
+    """Text of a turn of the model: the content alone or, if there are calls, the stripped content and the calls."""
     if not calls:
         return content
     parts = [content.strip()] if content.strip() else []

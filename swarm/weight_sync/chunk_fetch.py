@@ -366,7 +366,7 @@ class ChunkFetcher:
                 await self._disconnect(late)
 
     async def _disconnect(self, one: _Pending) -> None:
-        """Closes the connection of a request; its watcher opens another one after a while."""
+        """Closes the connection of a request; the watcher of the source connects again later."""
         if self.clients.get(one.request.peer) is one.client:
             self.sources.disconnect(one.request.peer)
         await one.client.close()

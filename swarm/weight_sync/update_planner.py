@@ -311,7 +311,7 @@ class UpdatePlanner:
 
     @property
     def queue(self) -> ChunkQueue:
-        """`missing_chunks` as a queue that is kept until the plan or a patch's missing chunks are set anew."""
+        """`missing_chunks` as a queue, rebuilt once the plan or a patch's missing chunks have been replaced."""
         if self._queue is None:
             self._queue = ChunkQueue(self.missing_chunks())
         return self._queue

@@ -38,7 +38,7 @@ class VersionPublisher:
         self._begin_branch(max((manifest.branch for manifest, _ in manifests), default=0))
 
     def _begin_branch(self, last: int) -> None:
-        """Starts a branch, since steps may be signed again with other weights than before."""
+        """Starts a branch, in which steps may be signed again with different weights."""
         self._branch, self._newest_step = max(last + 1, int(self._clock.now_s())), -1
 
     async def publish(self, version: PolicyVersion, bodies: Sequence[bytes]) -> None:

@@ -34,7 +34,7 @@ class VerifiedVersion:
 
     @classmethod
     def of(cls, weights: Weights, version: PolicyVersion) -> "VerifiedVersion | Unusable":
-        """The version with `weights` if they have the version's digest, else Unusable (WRONG_TARGET)."""
+        """The version with these weights if the weights have its digest, else Unusable (WRONG_TARGET)."""
         digest = published_digest(weights)
         if digest != version.digest:
             detail = f"weights are {short(digest)}, version {version.step} is {short(version.digest)}"
@@ -45,7 +45,7 @@ class VerifiedVersion:
 def stage(
     manifest: Manifest, chunks: Iterable[bytes | memoryview], base: VerifiedVersion | None
 ) -> VerifiedVersion | Unusable:
-    """Decodes and verifies the version of a manifest; a payload that fails a check gives an Unusable value.
+    """Decodes and verifies the version of a manifest; returns an Unusable if the payload fails a check.
 
     Order of checks: base and layout before decoding, each chunk before decoding reads it, each tensor after decoding,
     the whole version at the end.

@@ -180,7 +180,7 @@ def positions_of(mask: Flags) -> Positions:
 
 
 def _positions_in(words: Words) -> Positions:
-    """Positions of set bits, ascending; skips empty words, then empty bytes, since most are empty."""
+    """Positions of set bits, ascending; skips empty words, then empty bytes, since most bits are 0."""
     some = np.flatnonzero(words != 0)
     in_words = words[some].view(np.uint8)
     some_bytes = np.flatnonzero(in_words != 0)

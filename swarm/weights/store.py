@@ -73,7 +73,7 @@ class WeightStore:
     # --- chunks ----------------------------------------------------------------------------------
 
     def put_chunk(self, digest: Digest, data: bytes | memoryview) -> None:
-        """Stores a chunk (durable once a manifest was added after it); storing it again only renews its age.
+        """Stores a chunk, durable once a manifest is added later; storing it again only renews its age.
 
         Raises:
             ValueError: the chunk is too long, or has another digest.

@@ -142,7 +142,7 @@ def pack_ulps(numbers: Numbers) -> bytes:
 
 
 def _encodings_of(numbers: Numbers) -> list[int]:
-    """Candidates: the width that fits all numbers, widths with escapes that fit most, and byte planes."""
+    """Candidates: the width that fits all numbers, widths that fit three quarters (with escapes), and byte planes."""
     largest = int(numbers.max())
     fitting = [width for width in _WIDTHS if largest < 1 << width][:1]
     escaping = [

@@ -49,7 +49,7 @@ class ScoringProcess:
 
 @dataclass(eq=False, repr=False)
 class ScoringProcesses:
-    """Starts and ends the scoring processes of a node, all forks of one process that has everything imported.
+    """Starts and ends the scoring processes of a node, all forks of one process that has imported everything.
 
     The forking process reads no answer. It is started when first needed, and again if it died.
     """

@@ -148,9 +148,9 @@ class ScoringTurns:
         return None
 
     def _next_in(self, lane: Lane) -> _Waiter | None:
-        """Next waiter of a lane, or None, from the account without a place there that used the least time lately.
+        """Next waiter of a lane, or None: from the account without a place there that used the least time lately.
 
-        Within the account, the producer that used the least is next; equals come in order of arrival. Established
+        Within the account, the producer that used the least time is next; ties go by order of arrival. Established
         accounts come first, but last in every SHARE-th turn.
         """
         now_s, used_s, holding = self._now_s(), self._used_s, self._holding[lane]

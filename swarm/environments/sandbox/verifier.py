@@ -171,7 +171,7 @@ class SandboxVerifier:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the processes; a later request raises RolloutFailed, as from an engine's thread that still plays."""
+        """Ends the processes; later requests, as from an engine thread that still plays, raise RolloutFailed."""
         self._is_closed = True
         pools = (self._own, self._external, self._slow, self._playing)
         idle = [process for pool in pools for process in pool]
