@@ -131,7 +131,7 @@ class TaskMixture:
 
 @dataclass(slots=True)
 class _Appearances:
-    """Offsets of each question's last appearance up to the end of a segment, and of its first appearance after that."""
+    """Offsets of each question's last appearance before the end of a segment, and of its first appearance after it."""
 
     spacing: int
     length: int  # of the segment

@@ -297,7 +297,7 @@ def _take_long(*_: object) -> None:
 
 @contextmanager
 def _limit(environment: "Environment", num_actions: int) -> Generator[None]:
-    """Raises _TookLong in a block over LEAST_PART_S + PLAYS_OF x the CPU bound of `num_actions`, at Python code."""
+    """Raises _TookLong once the block's Python code exceeds LEAST_PART_S + PLAYS_OF x the CPU bound of its actions."""
     most_s = LEAST_PART_S + PLAYS_OF * num_actions * getattr(environment, "answer_cpu_s", ANSWER_CPU_S)
     signal.setitimer(signal.ITIMER_PROF, most_s, most_s)
     try:

@@ -65,7 +65,7 @@ def exact_value(answer: str) -> tuple[Fraction, list[int]] | None:
 def is_integral(answer: str, integrand: str, variable: str) -> bool:
     """True if the derivative of `answer` by `variable` equals the integrand at two complex points, within _SAME.
 
-    C is a constant. False beyond the bounds above. sympy's `simplify` would have no bounds, but may take seconds.
+    C is a constant. False beyond the bounds above. sympy's `simplify` needs no bounds, but may take seconds.
     """
     if not is_formula(answer):
         return False

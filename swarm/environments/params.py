@@ -45,7 +45,7 @@ class Params:
         return value
 
     def text(self, name: str, default: str, letters: str) -> str:
-        """The parameter `name`, or `default`: distinct characters of `letters`. Raises ConfigError for other values."""
+        """The parameter `name`, or `default`: one or more distinct characters of `letters`. Raises ConfigError."""
         value = self._take(name, default)
         if not isinstance(value, str) or not value or len(set(value)) < len(value) or set(value) - set(letters):
             raise self._refusal(name, f"some of the characters {letters!r}")

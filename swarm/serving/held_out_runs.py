@@ -31,7 +31,7 @@ class MeasuredTask:
 
 
 def evaluations_of(owner: str, tasks: Sequence[MeasuredTask]) -> list[Evaluation]:
-    """Evaluations of a round's newest results; those of all first results precede them if the round has new tasks.
+    """Evaluation of a round's newest results; if a later round has new tasks, one of all first results precedes it.
 
     Args:
         owner: name of the key.

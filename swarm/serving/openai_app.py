@@ -585,7 +585,7 @@ class OpenAiApp:
         return caller, self._runs
 
     def _named_run(self, request: Request, caller: Caller) -> RunKey:
-        """The run in the address. Raises RequestRefused if the caller's session key is of another run."""
+        """The run in the address. Raises RequestRefused for a malformed name, or a session key of another run."""
         run = RunKey(caller.owner, request.path_params["id"])
         if not re.fullmatch(RUN_NAME, run.name) or caller.run not in (None, run):
             raise RequestRefused(f"no run {run.name[:80]!r} of this key", "id", 404)

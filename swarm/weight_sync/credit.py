@@ -147,7 +147,7 @@ class CreditLedger:
         self._lines: OrderedDict[NodeId, CreditLine] = OrderedDict()  # open streams, least recently served first
 
     def open(self, peer: NodeId, window: int) -> CreditLine:
-        """Opens the credit of a stream and closes the peer's older one; a window of 0 does neither."""
+        """Opens the credit of a stream and closes the peer's older one; with a window of 0, does neither."""
         record = self._record_of(peer) if window > 0 else GeneratorRecord()
         parties = self.parties
         line = CreditLine(

@@ -34,7 +34,7 @@ class VerifiedVersion:
 
     @classmethod
     def of(cls, weights: Weights, version: PolicyVersion) -> "VerifiedVersion | Unusable":
-        """The version with these weights if the weights have its digest, else Unusable (WRONG_TARGET)."""
+        """The verified version if `weights` have the digest of `version`, else Unusable (WRONG_TARGET)."""
         digest = published_digest(weights)
         if digest != version.digest:
             detail = f"weights are {short(digest)}, version {version.step} is {short(version.digest)}"
