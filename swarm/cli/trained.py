@@ -121,6 +121,10 @@ def _export(directory: Path, folder: Path, kind: "Format", step: "WhichStep") ->
         highlight=False,
         markup=False,
     )
+    for prefill in done.prefills:
+        plain(
+            f"note: it was trained with answers that begin with {prefill!r}; other tools have to begin them so (README)"
+        )
 
 
 def verify(folder: Annotated[Path, Argument(help="Folder that `swarm export` made.")]) -> None:

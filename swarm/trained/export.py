@@ -21,6 +21,7 @@ class Exported:
     folder: Path
     version: PolicyVersion
     size_bytes: int
+    prefills: tuple[str, ...] = ()  # beginnings of its answers in training, which no other tool writes by itself
 
 
 def export_model(directory: Path, folder: Path, kind: Format, step: WhichStep, now_s: float) -> Exported:
@@ -55,4 +56,6 @@ def export_model(directory: Path, folder: Path, kind: Format, step: WhichStep, n
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    return Exported(folder=folder, version=model.version, size_bytes=size)
+    assert model.config is not None, "it is of a node"
+    prefills = tuple(dict.fromkeys(each.prefill for each in model.config.environments if each.prefill))
+    return Exported(folder=folder, version=model.version, size_bytes=size, prefills=prefills)

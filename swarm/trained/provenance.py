@@ -183,6 +183,7 @@ def _statement(
         ],
         "learning": evidence.words,
         "warm_up": warm_up_words(events),
+        "answers_begin_with": sorted({each.prefill for each in config.environments if each.prefill}),
         "evaluations": _evaluations(evidence),
         "groups_learned_from": [{"producer": who, "groups": count} for who, count in teachers.most_common()],
         "draws_counted": num_draws,
@@ -235,6 +236,11 @@ def _card(statement: Mapping[str, Any]) -> str:
         f"**{statement['learning']}**",
         "",
         *([f"{statement['warm_up']}.", ""] if statement["warm_up"] else []),
+        *(
+            f"Trained with answers that begin with `{each}`, which other tools do not write by themselves: put it "
+            "behind the rendered prompt, or these figures do not hold.\n"
+            for each in statement["answers_begin_with"]
+        ),
         f"Post-trained by reinforcement learning with Swarm Trainer: recipe `{statement['recipe']['name']}`, learning "
         f"rate {statement['learning_rate']:g}, {statement['step']} steps; {own} groups of its own and {total - own} "
         f"of other nodes. Made {statement['made_at']} with {statement['made_with']}.",
