@@ -98,6 +98,8 @@ def evaluate(
         split = "all"
     elif settings is not None and path is not None:
         environments = _chosen(settings.environments, env or [])
+        if not environments:
+            raise ConfigError(f"{target}: has no environments, name --data FILE.jsonl; agents have held-out runs")
         require_trusted(path.parent, code_of(environments), trust)
     else:
         load_target(target, step)  # what it lacks comes first: a directory, or checkpoints

@@ -634,6 +634,8 @@ def has_no_product_yet(snapshot: Snapshot) -> bool:
 def evaluations_take_time(snapshot: Snapshot) -> Diagnosed | None:
     """Finds evaluations that take more time than steps."""
     took_s = whole_s = before_s = 0.0
+    if snapshot.config is not None and not snapshot.environments:
+        return None  # held-out runs of agents, which the node does not make
     for event in snapshot.events:
         if isinstance(event, NodeStarted):
             before_s = 0.0  # the time between two processes is no work of either

@@ -237,6 +237,8 @@ class ChatRequest(AnswerFields):
 class OpenRun(_Fields):
     """Body of POST /v1/episodes."""
 
+    model_config = ConfigDict(extra="forbid")
+
     id: Annotated[str, Field(pattern=RUN_NAME)] | None = None
     task: Annotated[str, Field(pattern=TASK_NAME)] | None = None
     held_out: bool = False  # measured, never learned from

@@ -93,8 +93,8 @@ class HeldOutChange:
             since = f"{self.before:.2f} of {self.num_problems} problems at step {self.first_step}"
             return f"held out {since}, and not evaluated since"
         steps = f"steps {self.first_step} to {self.newest_step}"
-        commonest = f"always the commonest answer: {self.baseline:.2f}"
-        return f"held out {self.course} ({self.gain}; {steps}; {commonest}){self._reward_words}"
+        commonest = f"; always the commonest answer: {self.baseline:.2f}" if self.baseline else ""  # 0: none is known
+        return f"held out {self.course} ({self.gain}; {steps}{commonest}){self._reward_words}"
 
     @property
     def _reward_words(self) -> str:
