@@ -18,7 +18,7 @@ from node.run_estimate import (
 from swarm.config import LearnerConfig, NodeConfig
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError
-from swarm.process import num_usable_cores
+from swarm.process import available_bytes, num_usable_cores
 from swarm.telemetry.event_log import KEPT_OLD_FILES, MAX_FILE_BYTES
 from swarm.types import Role
 from swarm.weights.publish import DELTA_AT_MOST
@@ -173,7 +173,9 @@ def _memory(config: NodeConfig) -> str:
         return "memory not estimated for this architecture"
     lengths = lengths_of(config, prompt=0, has_turns=config.may_have_turns)
     memory = estimate_memory(config, shape, lengths)
-    return f"memory about {byte_words(memory.peak)} at most, beside prompts"
+    available = available_bytes()
+    short = f" (only {byte_words(available)} available: swarm doctor)" if available < memory.peak else ""
+    return f"memory about {byte_words(memory.peak)} at most, beside prompts{short}"
 
 
 def _disk(config: NodeConfig) -> str:
