@@ -179,7 +179,7 @@ def lengths_of(config: NodeConfig, prompt: int, has_turns: bool) -> Lengths:
 
 
 def pass_tokens(config: NodeConfig, lengths: Lengths) -> int:
-    """Tokens of the largest forward pass: those of a step, at most learner.token_budget, at least a whole response."""
+    """Tokens of the largest forward pass: one step, capped at learner.token_budget, but at least prompt + response."""
     groups = config.replay.local_groups + config.replay.external_groups
     step = groups * lengths.group(config.generator.group_size)
     return max(min(step, config.learner.token_budget), lengths.prompt + lengths.response)

@@ -81,7 +81,7 @@ class VersionHistory:
         return True
 
     def rewind(self, step: int) -> list[PolicyVersion]:
-        """Abandons the versions of the branch in force after `step`, and returns them, oldest first."""
+        """Abandons all versions later than `step` on the branch in force and returns them, oldest first."""
         first = bisect_right(self._steps, step)
         gone = [self._current.pop(each) for each in self._steps[first:]]
         del self._steps[first:]

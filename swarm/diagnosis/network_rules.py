@@ -138,7 +138,7 @@ def turns_others_away(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def cannot_dial(snapshot: Snapshot) -> Diagnosed | None:
-    """Finds addresses of others that do not answer."""
+    """Finds that every dial to other nodes failed, while this node has no peers."""
     dials: dict[str, int] = snapshot.value("dials", {})
     failed = dials.get("failed", 0)
     if _peers(snapshot) or not failed or dials.get("answered", 0) or snapshot.up_s < PATIENCE_S / 2:

@@ -102,9 +102,9 @@ def environment_views(result: RunResult) -> list[EnvironmentView]:
 
 
 def example_of(views: Sequence[EnvironmentView]) -> tuple[str, NodeView, ProblemView] | None:
-    """Environment, node and problem of an example for a terminal; None if no episode has several turns.
+    """Environment, node and problem to show as an example in a terminal; None if no first problem has several turns.
 
-    The node is one that does not generate the environment, if there is one.
+    The node is preferably one that does not generate the environment.
     """
     shown = [(view.env, node, node.problems[0]) for view in views for node in view.nodes if node.problems]
     several = [each for each in shown if any(len(one.turns) > 1 for one in each[2].tries)]

@@ -372,7 +372,7 @@ class _Request:
 
 
 def cpu_s_of(pid: int) -> float:
-    """CPU seconds of a child process that was not reaped yet, as counted by the kernel; infinity if not counted."""
+    """CPU seconds used by a child process that is not yet reaped; infinity if its CPU clock cannot be read."""
     try:
         return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of that process
     except OSError:
